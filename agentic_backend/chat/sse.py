@@ -31,10 +31,6 @@ HEARTBEAT = b": heartbeat\n\n"
 """A comment, which every reader of an event stream skips."""
 
 
-class _Gone(Exception):  # not a failure: the client left
-    pass
-
-
 def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.HumanResume | frames.Resume:
     """The `ask`, `human_resume` or `resume` in a request's body. Raises BadRequest, UnknownType or MessageTooLong."""
     try:
@@ -126,22 +122,22 @@ class EventStream(Response):
         self._follow: Follow | None = None
         self._wake = asyncio.Event()
         self._silent = False
+        self._gone = False
         self._abort: Callable[[], None] | None = None
+        self._send_now: Callable[[bytes], bool] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        self._abort = scope["state"]["abort"]
+        state = scope["state"]
+        self._abort = state["abort"]
         with self._watched(self):
             self._follow = follow = self._begin()
             follow.turn.follow(self._wake.set)
+            state["on_gone"](self._leave)
             try:
-                async with asyncio.TaskGroup() as group:
-                    reader = group.create_task(_until_gone(receive), name="stream-reader")
-                    await self._write(follow, scope, receive, send)
-                    reader.cancel()
-            except* _Gone:
-                pass
+                await self._write(follow, scope, receive, send)
             finally:
+                state["on_gone"](None)
                 self._let_go(follow)
 
     @property
@@ -167,37 +163,48 @@ class EventStream(Response):
     async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
         turn, writer = follow.turn, self._writer
         while follow.up_to_date and not turn.has_published and not self._silent:
-            await self._woken()
+            if not await self._woken():
+                return
         refusal = turn.events[turn.earlier].payload if turn.has_published else None
         if isinstance(refusal, Failed) and refusal.refused:
             await writer.refuse(Request(scope), refusal)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
+        send_now = scope["state"].get("send_now")  # not of every server
         while True:
             while not follow.up_to_date:
                 if said := writer.write(turn, follow.take()):
                     await self._send(send, said)
+                    # The head goes with the first piece, through everything that may change it.
+                    self._send_now = send_now
             if turn.ended:
                 break
             if self._silent:
                 self._silent = False
                 await self._send(send, writer.heartbeat)
-            else:
-                await self._woken()
+            elif not await self._woken():
+                return
         await self._send(send, b"", more=False)
 
-    async def _woken(self) -> None:
+    def _leave(self) -> None:
+        self._gone = True
+        self._wake.set()
+
+    async def _woken(self) -> bool:
+        """Wait for something to send; False once the client has gone, to whom nothing can be."""
         await self._wake.wait()
         self._wake.clear()
+        return not self._gone
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         clock = self.clock
         clock.since = time.monotonic()
         try:
+            if more and self._send_now is not None and self._send_now(body):
+                return
             await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
-            clock.since = 0.0
-        clock.last_sent = time.monotonic()
+            clock.last_sent, clock.since = time.monotonic(), 0.0
 
     def _let_go(self, follow: Follow) -> None:
         """Stop following; cancel the turn if its ask says so and nobody else follows it."""
@@ -207,9 +214,3 @@ class EventStream(Response):
             self._delivered(follow.behind_s)
         elif turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _Gone

@@ -34,6 +34,7 @@ class Following:
         self._pace_s = pace_s
         self._due = math.inf if pace_s == math.inf else 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._left = False
 
     def __enter__(self) -> "Following":
         self.turn.follow(self._noticed)
@@ -49,13 +50,18 @@ class Following:
         if not turn.ended and turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
 
+    def leave(self) -> None:
+        """Its client has gone: the iterator ends."""
+        self._left = True
+        self._wake.set()
+
     def __aiter__(self) -> "Following":
         return self
 
     async def __anext__(self) -> TurnEvent:
         """The next event. Stops after the terminal event, which a refusal is too."""
-        while self._follow.up_to_date:
-            if self.turn.ended:
+        while self._left or self._follow.up_to_date:
+            if self._left or self.turn.ended:
                 raise StopAsyncIteration
             await self._wake.wait()
             self._wake.clear()

@@ -4,7 +4,7 @@ The turn runs in its registry, and the answer follows it. A client that leaves e
 these protocols have no other way to stop an answer.
 """
 
-import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -74,19 +74,18 @@ class WholeAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        with Following(self._begin()) as following:
+        on_gone = scope["state"]["on_gone"]
+        with Following(self._begin(), pace_s=math.inf) as following:
+            on_gone(following.leave)
             try:
-                async with asyncio.TaskGroup() as group:
-                    reader = group.create_task(_until_gone(receive), name="answer-reader")
-                    await following.turn.wait_ended()
-                    response = await self._told(following)
-                    await response(scope, receive, send)
-                    reader.cancel()
-            except* _Gone:
-                pass
+                payloads = [event.payload async for event in following]
+            finally:
+                on_gone(None)
+        if payloads and following.turn.ended:
+            await self._told(payloads)(scope, receive, send)
 
-    async def _told(self, following: Following) -> Response:
-        encoded = self._encode([event.payload async for event in following])
+    def _told(self, payloads: Sequence[Payload]) -> Response:
+        encoded = self._encode(payloads)
         if isinstance(encoded, Failure):
             return failed(encoded, self._given)
         return Response(encoded, 200, dict(self._given), "application/json")
@@ -101,13 +100,3 @@ def failed(failure: Failure, headers: Mapping[str, str]) -> Response:
         retry_after_s=failure.retry_after_s,
         headers=headers,
     )
-
-
-class _Gone(Exception):  # not a failure: the client left
-    pass
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _Gone
