@@ -75,23 +75,30 @@ async def prepare(
     services: DoorServices, request: Request, identity: Identity, wish: Wish, session_id: str | None
 ) -> Prepared:
     """Make the ask of a wish, and open the session that it belongs to, if it is kept. Raises ServiceError."""
-    ask, headers = ask_of(services, request, identity, wish)
+    ask, headers = ask_of(services, request, identity, wish, session_id)
     if session_id is None:
         return Prepared(lambda: services.unkept.submit(ask), headers)
     headers[SESSION_HEADER] = session_id
-    kept = await in_session(services, ask, session_id)
-    waiting = await find_waiting(services, kept)
+    await open_session(services, ask)
+    waiting = await find_waiting(services, ask)
     if waiting is None:
-        return Prepared(lambda: services.registry.submit(kept), headers)
+        return Prepared(lambda: services.registry.submit(ask), headers)
     headers[EXCHANGE_HEADER] = quote(waiting.exchange_id)  # another client may have named it, by any text
-    resumed = answer_to(waiting, kept)
+    resumed = answer_to(waiting, ask)
     if resumed is None:
-        return Prepared(lambda: services.registry.submit(kept), headers, asked_again(waiting))
+        return Prepared(lambda: services.registry.submit(ask), headers, asked_again(waiting))
     return Prepared(lambda: services.registry.submit(resumed), headers)
 
 
-def ask_of(services: DoorServices, request: Request, identity: Identity, wish: Wish) -> tuple[Ask, dict[str, str]]:
-    """The ask of a wish, in a session of its own, and the headers of its answer. Raises MessageTooLong or
+def ask_of(
+    services: DoorServices,
+    request: Request,
+    identity: Identity,
+    wish: Wish,
+    session_id: str | None,
+    note: dict[str, Any] | None = None,
+) -> tuple[Ask, dict[str, str]]:
+    """The ask of a wish, without a session in one of its own, and the headers of its answer. Raises MessageTooLong or
     AgentNotFound."""
     expect_page(services, request)
     check_length(services, wish.conversation)
@@ -99,16 +106,17 @@ def ask_of(services: DoorServices, request: Request, identity: Identity, wish: W
     agent = services.catalog.get(target.agent_id)
     ignored = wish.ignored if agent.client_tools or not wish.tools else (*wish.ignored, "tools")
     headers = {WARNING_HEADER: f"ignored: {', '.join(ignored)}"} if ignored else {}
-    ask = _ask(request, identity, target, wish)
+    ask = _ask(request, identity, target, wish, session_id or str(uuid4()), note)
     headers[EXCHANGE_HEADER] = ask.exchange_id
     return ask, headers
 
 
-async def in_session(services: DoorServices, ask: Ask, session_id: str) -> Ask:
-    """The ask in its session, which is made where it is new. Raises ServiceError."""
+async def open_session(services: DoorServices, ask: Ask) -> None:
+    """Make the session of an ask, where it is new. Raises ServiceError."""
+    if services.registry.session_of(ask.session_id, ask.user_id) is not None:
+        return
     with services.kpi.phase("session_write"):
-        await services.sessions.open(session_id, ask.user_id, ask.agent_id)
-    return replace(ask, session_id=session_id)
+        await services.sessions.open(ask.session_id, ask.user_id, ask.agent_id)
 
 
 def answer_to(waiting: OpenQuestion, ask: Ask) -> Ask | None:
@@ -171,12 +179,14 @@ def target_of(catalog: Catalog, model: str, may_ask: Callable[[str], bool]) -> N
     return target
 
 
-def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask:
-    """The ask of a wish, in a session of its own. Asks of one session are answered in their order."""
+def _ask(
+    request: Request, identity: Identity, target: Named, wish: Wish, session_id: str, note: dict[str, Any] | None
+) -> Ask:
+    """The ask of a wish. Asks of one session are answered in their order."""
     stays = request.headers.get(DISCONNECT_HEADER, "").strip().lower() == "continue"
     on_disconnect: OnDisconnect = "continue" if stays or wish.stays else "cancel"
     return Ask(
-        session_id=str(uuid4()),
+        session_id=session_id,
         agent_id=target.agent_id,
         message=wish.conversation.question,
         exchange_id=str(uuid4()),
@@ -192,6 +202,7 @@ def _ask(request: Request, identity: Identity, target: Named, wish: Wish) -> Ask
         given=with_results(wish.history),
         client_tools=wish.tools,
         turn_s=wish.turn_s,
+        note=note,
     )
 
 

@@ -30,7 +30,7 @@ from agentic_backend.surfaces.openai.asking import (
     asked_again,
     expect_page,
     find_waiting,
-    in_session,
+    open_session,
     told_task,
 )
 from agentic_backend.surfaces.openai.citations import page_of
@@ -96,14 +96,15 @@ async def create_response(services: DoorServices, request: Request, identity: Id
         services.background_s if wanted.background else None,
         stays=wanted.background,
     )
-    ask, headers = ask_of(services, request, identity, wish)
     session_id = _session_id(request, identity, wanted, earlier)
     asked = _asked(wanted, conversation.history, earlier)
+    note = asked.note() if session_id is not None else None
+    ask, headers = ask_of(services, request, identity, wish, session_id, note)
     if session_id is None:
         name = ResponseId(ask.session_id, ask.exchange_id)
         return _answer(services, request, wanted, _Begun(name, asked, ask, kept=False, headers=headers), page)
     headers[SESSION_HEADER] = session_id
-    ask = replace(await in_session(services, ask, session_id), note=asked.note())
+    await open_session(services, ask)
     waiting = earlier.waiting if earlier is not None else await find_waiting(services, ask)
     if waiting is not None and ask.message and waiting.agent_id == ask.agent_id:
         headers[EXCHANGE_HEADER] = waiting.exchange_id
