@@ -291,7 +291,7 @@ class AgentTools:
         request = ctx.request
         assert request is not None
         configured = self._services.public_url
-        return configured or f"{request.url.scheme}://{request.headers.get('host', 'localhost')}"
+        return configured or f"{request.scope['scheme']}://{request.headers.get('host', 'localhost')}"
 
 
 class _Progress:

@@ -75,6 +75,7 @@ async def prepare(
     services: DoorServices, request: Request, identity: Identity, wish: Wish, session_id: str | None
 ) -> Prepared:
     """Make the ask of a wish, and open the session that it belongs to, if it is kept. Raises ServiceError."""
+    expect_page(services, request)
     ask, headers = ask_of(services, request, identity, wish, session_id)
     if session_id is None:
         return Prepared(lambda: services.unkept.submit(ask), headers)
@@ -100,7 +101,6 @@ def ask_of(
 ) -> tuple[Ask, dict[str, str]]:
     """The ask of a wish, without a session in one of its own, and the headers of its answer. Raises MessageTooLong or
     AgentNotFound."""
-    expect_page(services, request)
     check_length(services, wish.conversation)
     target = target_of(services.catalog, wish.model, identity.may_ask)
     agent = services.catalog.get(target.agent_id)

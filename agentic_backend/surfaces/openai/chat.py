@@ -29,7 +29,7 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     """The answer to a chat completions request. Raises ServiceError where it cannot be answered."""
     asked = read_chat_request(await request.body())
     completion = Completion(f"chatcmpl-{uuid4().hex}", asked.model, int(time.time()))
-    page = page_of(services.public_url, request.url.scheme, request.headers)
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
     if is_task(asked.conversation):
         return _at_once(completion, asked, await told_task(services, request, identity, asked.conversation), {})
     conversation = asked.conversation

@@ -79,7 +79,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     """The answer to `POST /v1/responses`. Raises ServiceError where it cannot be answered."""
     expect_page(services, request)
     wanted = _unless_temporary(read_response_request(await request.body()), request)
-    page = page_of(services.public_url, request.url.scheme, request.headers)
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
     earlier = await _earlier(services, identity, wanted)
     conversation = read_input(wanted.input, earlier.open_calls if earlier is not None else ())
     if earlier is None and is_task(conversation):
@@ -219,7 +219,7 @@ def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mappi
 async def retrieve_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
     """The answer to `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on."""
     query = request.query_params
-    page = page_of(services.public_url, request.url.scheme, request.headers)
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
     streams = query.get("stream", "").lower() in ("true", "1")
     after = _starting_after(query.get(STARTING_AFTER))
     part = await _found(services, request, identity, response_id)
@@ -249,7 +249,7 @@ def _starting_after(given: str | None) -> int | None:
 
 async def cancel_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
     """The answer to `POST /v1/responses/{id}/cancel`: the response as it is then. One that has ended stays as it is."""
-    page = page_of(services.public_url, request.url.scheme, request.headers)
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
     part = await _found(services, request, identity, response_id)
     await _stop(part.turn)
     return _json(part.as_it_is(page), {})
