@@ -398,7 +398,7 @@ class Turn:
         self.follows: str | None = None
         self.ended = False
         self.ended_at = 0.0
-        self.bytes_held: int = 0 if before is None else before.bytes_held
+        self.bytes_held: int = _given_weight(ask) if before is None else before.bytes_held
         self.cancel_requested = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
@@ -516,6 +516,13 @@ def _weight(payload: Payload) -> int:
     if isinstance(payload, Cited):
         return 400 + len(dumps(payload.hits))
     return 400
+
+
+def _given_weight(ask: Ask) -> int:
+    """The same of the conversation that came with an ask: each text, and as it is sent to a model."""
+    calls = [call for item in ask.given or () for call in item.calls]
+    texts = sum(200 + 2 * len(item.text) for item in ask.given or ())
+    return texts + sum(200 + 2 * len(call.arguments) for call in calls)
 
 
 def _message_weight(message: ChatMessage) -> int:

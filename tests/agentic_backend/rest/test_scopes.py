@@ -10,6 +10,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from agentic_backend.app import AgenticService
 from agentic_backend.rest import scopes as of_agentic
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.surfaces.openai.errors import Unrouted
 from backend_kit.auth import PUBLIC, KeyScope, RouteScopes
 from knowledge_flow_backend import scopes as of_knowledge_flow
 from knowledge_flow_backend.app import KnowledgeFlowService
@@ -43,6 +44,8 @@ def rows_of(app: FastAPI, base: str) -> Iterator[str]:
         if isinstance(route, Mount):
             assert route.path in FILES, route.path
             continue
+        if isinstance(route, Unrouted):
+            continue  # it says that there is nothing
         assert isinstance(route, Route | WebSocketRoute)
         methods = {"WS"} if isinstance(route, WebSocketRoute) else set(route.methods or ()) - {"HEAD"}
         path = route.path.removeprefix(base) if route.path.startswith(f"{base}/") else f"/{route.path}"

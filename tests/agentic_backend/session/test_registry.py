@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Cancelled, Failed, Final
@@ -157,6 +158,14 @@ async def test_ended_turns_are_kept_within_a_bound_of_bytes(make_gated_turns):
         True
     ] * 2
     assert gated_turns.registry.replay_bytes == turns[3].bytes_held + turns[4].bytes_held
+
+
+async def test_the_conversations_that_came_with_them_count_too(make_gated_turns):
+    gated_turns = make_gated_turns(RegistryRules(kept_bytes=1_000_000))
+    given = (HistoryItem("user", "x" * 300_000), HistoryItem("assistant", "Yes."))
+    turns = [gated_turns.ask(f"e{number}", session_id=f"s{number}", given=given) for number in range(3)]
+    await gated_turns.finish(*turns)
+    assert [gated_turns.registry.find(f"e{number}", USER) is not None for number in range(3)] == [False, False, True]
 
 
 async def test_idle_sessions_are_forgotten_and_busy_ones_never(make_gated_turns):
