@@ -168,6 +168,45 @@ async def test_the_conversations_that_came_with_them_count_too(make_gated_turns)
     assert [gated_turns.registry.find(f"e{number}", USER) is not None for number in range(3)] == [False, False, True]
 
 
+async def test_the_newest_answer_of_a_session_is_known_while_nothing_else_can_have_come(gated_turns):
+    registry, runner = gated_turns.registry, gated_turns.runner
+    assert registry.newest("s1", USER) is None
+    first = gated_turns.ask("e1")
+    await runner.began("e1")
+    assert registry.newest("s1", USER) is None
+    await gated_turns.finish(first)
+    await ticks()
+    assert registry.newest("s1", USER) is first
+    assert registry.newest("s1", "another") is None
+    second = gated_turns.ask("e2")
+    await gated_turns.finish(second)
+    await ticks()
+    assert registry.newest("s1", USER) is second
+    assert (first.follows, second.follows) == (None, "e1")
+    runner.alone = False
+    assert registry.newest("s1", USER) is None
+
+
+async def test_what_failed_or_was_only_told_again_is_not_the_newest_answer(gated_turns):
+    registry, runner = gated_turns.registry, gated_turns.runner
+    turns = [gated_turns.ask(f"e{number}") for number in range(2)]
+    await gated_turns.finish(*turns)
+    runner.told["again"] = turns[0].events[-1].payload
+    await ended(gated_turns.ask("again"))
+    await ticks()
+    assert registry.newest("s1", USER) is None
+    third = gated_turns.ask("e3")
+    await gated_turns.finish(third)
+    await ticks()
+    assert registry.newest("s1", USER) is third
+    stopped = gated_turns.ask("e4")
+    await runner.began("e4")
+    stopped.cancel()
+    await ended(stopped)
+    await ticks()
+    assert registry.newest("s1", USER) is None
+
+
 async def test_idle_sessions_are_forgotten_and_busy_ones_never(make_gated_turns):
     gated_turns = make_gated_turns(RegistryRules(idle_sessions=2))
     busy = gated_turns.ask("busy", session_id="busy")
