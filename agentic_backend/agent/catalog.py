@@ -288,6 +288,14 @@ class Catalog:
         """The agent of a session that names none: the first that is enabled."""
         return next((entry.settings.id for entry in self._entries() if entry.usable), None)
 
+    def ids(self) -> Sequence[str]:
+        """The agents that a client may ask for, in their order: `list` makes all that clients are told of each."""
+        return [entry.settings.id for entry in self._entries() if entry.usable]
+
+    def names(self) -> dict[str, str]:
+        """What every agent is called, by its id; disabled ones are included."""
+        return {entry.settings.id: entry.settings.name for entry in self._entries()}
+
     def __contains__(self, agent_id: object) -> bool:
         """Whether a client may ask for this agent."""
         entry = self._entry(agent_id)

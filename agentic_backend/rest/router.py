@@ -155,7 +155,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         with state.kpi.phase("session_list"):
             sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials)
-        names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
+        names = state.catalog.names()
         return [_with_files(session, names) for session in sessions]
 
     @router.delete("/chatbot/session/{session_id}")
@@ -218,7 +218,7 @@ def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
     """The agent of a new session: the first enabled one that the caller may ask, without another. Raises
     `AgentNotFound` for one that their key may not use."""
     if wanted is None and identity.grant is not None and identity.grant.agents is not None:
-        wanted = next((agent["id"] for agent in catalog.list() if identity.may_ask(agent["id"])), "")
+        wanted = next(filter(identity.may_ask, catalog.ids()), "")
     chosen = wanted or catalog.default_id() or ""
     if not identity.may_ask(chosen):
         raise AgentNotFound

@@ -273,7 +273,9 @@ class _Host:
     async def serves(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; False, and no answer, where it is ending."""
         with self._used():
-            if not await asyncio.shield(self._started) or self.ending:
+            if not self._started.done():
+                await asyncio.shield(self._started)
+            if self.ending or not self._started.result():
                 return False
             await self._manager.handle_request(scope, receive, _Unquoting(send))
         return True

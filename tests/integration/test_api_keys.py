@@ -114,6 +114,17 @@ async def sessions_of(service: RunningService, token: str) -> list[str]:
         return [session["id"] for session in await response.json()]
 
 
+async def test_a_session_of_a_key_begins_with_an_agent_of_its_own_that_is_enabled(
+    start_service: StartService, database: Database
+) -> None:
+    plain = {"class_path": "agentic_backend.agent.plain"}
+    agents = [{"name": "Georges", **plain}, {"name": "Gus", "enabled": False, **plain}, {"name": "Gina", **plain}]
+    async with start_service(security=SECURITY, ai={"agents": agents}) as service:
+        key = stored_key(database, agents=frozenset({"Gus", "Gina"}))
+        status, body, _ = await answer(service, key, "POST", "/chatbot/session", json={})
+        assert (status, json.loads(body)["agent_id"]) == (200, "Gina")
+
+
 async def test_a_key_asks_its_own_agents_alone(start_service: StartService, database: Database) -> None:
     agents = [{"name": name, "class_path": "agentic_backend.agent.plain"} for name in ("Georges", "Gina")]
     async with start_service(security=SECURITY, ai={"agents": agents}) as service:

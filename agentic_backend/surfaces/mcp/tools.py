@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from string import ascii_letters, digits
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
@@ -146,15 +147,16 @@ class AgentTools:
 
     async def call_tool(self, ctx: Context, params: CallToolRequestParams) -> Answer:
         """Ask an agent. Raises MCPError for one that is not there, and `ServiceError`."""
-        agent = next((agent for agent in self._agents(ctx) if tool_name(agent["id"]) == params.name), None)
-        if agent is None:
+        catalog, caller = self._services.catalog, caller_of(ctx)
+        agent_id = next((one for one in catalog.ids() if tool_name(one) == params.name and caller.may_ask(one)), None)
+        if agent_id is None:
             raise MCPError(INVALID_PARAMS, "Unknown tool.")
         expect_scope(ctx, KeyScope.ASK)
         wanted = arguments_of(AskArguments, params.arguments)
         if len(wanted.question) > self._services.max_message_chars:
             self._services.limit_hit("max_message_chars")
             raise MessageTooLong(field="question")
-        ask = self._ask(ctx, agent["id"], wanted)
+        ask = self._ask(ctx, agent_id, wanted)
         continued = await self._continued(ask, params, wanted)
         if isinstance(continued, CallToolResult):
             return continued
@@ -317,6 +319,7 @@ class _Progress:
         await self._ctx.session.report_progress(float(self._done), message=said[:_MAX_PROGRESS_CHARS])
 
 
+@lru_cache(maxsize=1024)
 def tool_name(agent_id: str) -> str:
     """The name of an agent's tool: of 64 characters that clients and models allow, and no other agent's. It stays the
     same whichever other agents there are."""
