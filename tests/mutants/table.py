@@ -45,20 +45,6 @@ MUTANTS = (
         f"{SESSION}/test_registry.py::test_what_failed_or_was_only_told_again_is_not_the_newest_answer",
     ),
     Mutant(
-        "a conversation is what its last request was given",
-        "agentic_backend/surfaces/openai/earlier.py",
-        " or (asked.conversation is not None and asked.after != turn.follows):",
-        ":",
-        f"{SERVICE}/test_responses_door.py::test_what_was_asked_at_once_in_a_conversation_is_all_part_of_it",
-    ),
-    Mutant(
-        "a key goes on from an answer of an agent that is not its own",
-        "agentic_backend/surfaces/openai/earlier.py",
-        "if remembered is not None and identity.may_ask(turn.ask.agent_id):",
-        "if remembered is not None:",
-        f"{SERVICE}/test_responses_door.py::test_a_key_finds_the_responses_of_its_agents_alone",
-    ),
-    Mutant(
         "ranks begin one too high",
         "agentic_backend/session/exchange.py",
         "self._next_rank = session.next_rank",
