@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,12 @@ bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an 
 bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others; ARGS=--short for fewer
 	@$(PYTHON) -m tests.bench.strangers $(ARGS)
 
+bench-doors: ## CPU of a turn through each door beside the native WebSocket; ARGS=--short for one round
+	@$(PYTHON) -m tests.bench.doors $(ARGS)
+
+doors-clients: ## LiteLLM's proxy, llm and the MCP inspector at our doors, unmodified; ARGS="--only llm"
+	@$(PYTHON) -m tests.doors.clients $(ARGS)
+
 profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
 	@$(PYTHON) -m tests.bench.profile $(ARGS)
 
@@ -105,6 +111,6 @@ fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--sec
 	@$(PYTHON) -m tests.fuzz $(ARGS)
 
 clean: ## remove what can be made again; data in .turnwise stays
-	rm -rf tests/page/node_modules tests/page/build
+	rm -rf tests/agui/node_modules tests/agui/build tests/page/node_modules tests/page/build
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter
+from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter, TurnAgents
 from agentic_backend.chat.hub import SocketHub
-from agentic_backend.errors import LlmTimeout, TurnDeadline
+from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
@@ -23,42 +23,51 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
+from agentic_backend.rest.keys import KeyServices
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
+from agentic_backend.rest.scopes import SCOPES
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.baseline import baseline_turns
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRunner
 from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
+from agentic_backend.session.unkept import unkept_turns
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
+from agentic_backend.surfaces.services import DoorServices, McpSessions
 from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.wiring import (
+    door_routes,
+    entrance,
     make_agents,
     make_attachments,
     make_catalog,
     make_groups,
+    make_keys,
     make_kit,
     make_knowledge,
     make_models,
     make_retention,
+    make_sessions,
+    make_task_writer,
     make_title_writer,
     make_toolbox,
     operator_roles,
     public_settings,
     sign_in_at,
     socket_rules,
+    task_admission,
     turn_limits,
     turn_rules,
     until_known,
 )
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.auth import KeyWaits, RouteScopes, TokenVerifier
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
@@ -86,6 +95,23 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Registries:
+    """What runs turns, and what they share: admission, and the windows over their figures. Of those of `unkept` and
+    `baseline` nothing is stored."""
+
+    admission: Admission
+    windows: Windows
+    registry: TurnRegistry
+    unkept: TurnRegistry
+    baseline: TurnRegistry
+
+    @property
+    def registries(self) -> tuple[TurnRegistry, ...]:
+        """All that run turns."""
+        return self.registry, self.unkept, self.baseline
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What the lifespan built, each with its one owner."""
 
@@ -96,11 +122,25 @@ class State:
     knowledge: KnowledgeClient
     catalog: Catalog
     persistence: Persistence
-    admission: Admission
-    registry: TurnRegistry
-    baseline: TurnRegistry
+    turns: Registries
     hub: SocketHub
     chat: ChatServices
+    doors: DoorServices
+
+    @property
+    def admission(self) -> Admission:
+        """How many turns may run."""
+        return self.turns.admission
+
+    @property
+    def registry(self) -> TurnRegistry:
+        """The turns that are kept."""
+        return self.turns.registry
+
+    @property
+    def baseline(self) -> TurnRegistry:
+        """The turns of one direct model call, of which nothing is kept."""
+        return self.turns.baseline
 
 
 class AgenticService(Service[AgenticSettings, State]):
@@ -123,21 +163,25 @@ class AgenticService(Service[AgenticSettings, State]):
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
             file_paths=(settings.app.base_url + UPLOAD_PATH,),
+            own_errors=("/v1/",),
+            scopes=RouteScopes(SCOPES, settings.app.base_url),
             chat_page=sign_in_at(settings) is not None,
         )
 
     async def drain(self) -> None:
         """Steps 1 to 5 of docs/operations.md#stopping-without-loss; the server closes afterwards."""
         state = self.running
-        self._draining = state.baseline.draining = True
+        self._draining = state.turns.baseline.draining = state.turns.unkept.draining = True
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
         leaving = state.hub.begin_drain()
         logger.info("drain 2/5: %d idle sockets closed with 1012", leaving)
         async with asyncio.TaskGroup() as group:
-            both = (state.registry, state.baseline)
-            drains = [group.create_task(turns.drain(self._settings.deadlines.drain_s)) for turns in both]
+            drain_s = self._settings.deadlines.drain_s
+            drains = [group.create_task(turns.drain(drain_s)) for turns in state.turns.registries]
         cancelled = sum(drain.result() for drain in drains)
         logger.info("drain 3/5: running turns have ended, %d of them cancelled at the deadline", cancelled)
+        for end in state.doors.at_drain:
+            await end()
         cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
         left = await state.persistence.flush(_FLUSH_S)
@@ -170,6 +214,8 @@ class AgenticService(Service[AgenticSettings, State]):
         return dependencies
 
     def _add_routes(self, app: FastAPI, identify: Identify, base: str) -> None:
+        # Doors first: each of their turns is a request, which looks for its route among all of them in this order.
+        app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
         app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
@@ -191,6 +237,62 @@ class AgenticService(Service[AgenticSettings, State]):
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
+        turns = self._make_turns(groups, kit, catalog, persistence, tasks, kpi, metrics)
+        hub = self._make_hub(metrics, turns.windows)
+        sessions = make_sessions(settings, persistence, turns.registry, metrics)
+        chat = ChatServices(
+            hub=hub,
+            registry=turns.registry,
+            baseline=turns.baseline,
+            store=persistence.store,
+            sessions=sessions,
+            catalog=catalog,
+            agents=make_agents(settings, catalog, persistence),
+            documents=knowledge,
+            kpi=kpi,
+            attachments=make_attachments(settings, persistence, metrics, stack),
+            keys=self._make_keys(metrics, stack),
+            feedback=persistence.feedback,
+            figures=persistence.figures,
+            public=public_settings(settings),
+            views=KpiViews(turns.windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
+        )
+        doors = DoorServices(
+            registry=turns.registry,
+            unkept=turns.unkept,
+            store=persistence.store,
+            sessions=sessions,
+            catalog=catalog,
+            hub=hub,
+            kpi=kpi,
+            answer_task=make_task_writer(settings, groups, kit, kpi).answer,
+            admit_task=task_admission(settings, metrics.limit_hit),
+            limit_hit=metrics.limit_hit,
+            base_url=settings.app.base_url,
+            max_message_chars=settings.limits.max_message_chars,
+            background_s=settings.doors.background_s,
+            public_url=settings.doors.public_url,
+            title=settings.app.name,
+            tasks=tasks,
+            entrance=entrance(settings),
+            mcp_sessions=McpSessions(settings.doors.mcp_sessions_per_user, settings.doors.mcp_session_idle_s),
+        )
+        state = State(tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors)
+        self._start(state, stack)
+        return state
+
+    def _make_turns(
+        self,
+        groups: ModelGroups,
+        kit: AgentKit,
+        catalog: Catalog,
+        persistence: Persistence,
+        tasks: TaskRegistry,
+        kpi: Kpi,
+        metrics: AgenticMetrics,
+    ) -> Registries:
+        """What runs turns: one registry for those that are kept, and two for those that leave nothing."""
+        settings, parts = self._settings, self._parts
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
         TurnQuantiles(windows, self._registry)
@@ -209,34 +311,18 @@ class AgenticService(Service[AgenticSettings, State]):
             memory=SessionMemory(clock=parts.clock),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
-        baseline = baseline_turns(parts.direct(kit), admission, metrics, kpi, reports, tasks, settings.deadlines.turn_s)
-        hub = self._make_hub(metrics, windows)
-        chat = ChatServices(
-            hub=hub,
-            registry=registry,
-            baseline=baseline,
-            store=persistence.store,
-            catalog=catalog,
-            agents=make_agents(settings, catalog, persistence),
-            documents=knowledge,
-            kpi=kpi,
-            attachments=make_attachments(settings, persistence, metrics, stack),
-            feedback=persistence.feedback,
-            figures=persistence.figures,
-            public=public_settings(settings),
-            views=KpiViews(windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
-            max_sessions_per_user=settings.ai.max_concurrent_sessions_per_user,
-            limit_hit=metrics.limit_hit,
-        )
-        state = State(
-            tasks, runtime, metrics, models, knowledge, catalog, persistence, admission, registry, baseline, hub, chat
-        )
-        self._start(state, windows, stack)
-        return state
 
-    def _start(self, state: State, windows: Windows, stack: AsyncExitStack) -> None:
+        def unkept(agents: TurnAgents, name: str) -> TurnRegistry:
+            turn_s = settings.deadlines.turn_s
+            return unkept_turns(agents, admission, metrics, kpi, reports, tasks, turn_s, name=name)
+
+        return Registries(
+            admission, windows, registry, unkept(catalog, "unkept"), unkept(parts.direct(kit), "baseline")
+        )
+
+    def _start(self, state: State, stack: AsyncExitStack) -> None:
         """Start the background work, which runs until the stack closes."""
-        tasks, persistence = state.tasks, state.persistence
+        tasks, persistence, windows = state.tasks, state.persistence, state.turns.windows
         self._start_tasks(tasks, stack)
         persistence.start()
         state.registry.begin_again(persistence.log, until_known(persistence, state.chat.agents.created))
@@ -265,6 +351,10 @@ class AgenticService(Service[AgenticSettings, State]):
         )
         windows.undelivered = hub.behind_s
         return hub
+
+    def _make_keys(self, metrics: AgenticMetrics, stack: AsyncExitStack) -> KeyServices:
+        store = self._open_keys(self._settings.storage.postgres, metrics, HistoryUnavailable, stack)
+        return make_keys(self._settings, store, self._verifier.keys)
 
     def _make_persistence(self, kpi: Kpi, metrics: AgenticMetrics, tasks: TaskRegistry) -> Persistence:
         return self._parts.persistence(
@@ -301,7 +391,7 @@ class AgenticService(Service[AgenticSettings, State]):
 
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
-        tokens = self._verifier if isinstance(self._verifier, TokenVerifier) else None
+        tokens = self._tokens if isinstance(self._tokens, TokenVerifier) else None
         return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 

@@ -5,6 +5,7 @@ ServiceError (backend_kit.wire)
 ├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
 ├── Unauthenticated, Forbidden
 ├── AgentRefused                                 an agent with values that are not allowed
+├── SessionLimitReached
 ├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
@@ -91,6 +92,16 @@ class AgentRefused(ServiceError):
     def __init__(self, sentence: str) -> None:
         super().__init__()
         self.sentence = sentence
+
+
+class SessionLimitReached(ServiceError):
+    """The user has as many sessions as `ai.max_concurrent_sessions_per_user` allows: `most`."""
+
+    code: ClassVar[Code] = Code.FORBIDDEN
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
 
 
 class SessionBusy(ServiceError):

@@ -7,7 +7,7 @@ ranks and sequence numbers; chat renders the events for each protocol.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from backend_kit.wire import dumps, loads
 
@@ -142,6 +142,29 @@ def text_of(parts: list[Part]) -> str:
 def text_part(text: str) -> Part:
     """A text part."""
     return {"type": "text", "text": text}
+
+
+_UNREADABLE: Final = "unreadable"
+
+
+def call_part(call_id: str, name: str, arguments: dict[str, Any] | None, written: str) -> Part:
+    """The part of a tool call. Arguments that are no JSON object are kept as they were `written`."""
+    args = arguments if arguments is not None else {_UNREADABLE: written}
+    return {"type": "tool_call", "call_id": call_id, "name": name, "args": args}
+
+
+def result_part(call_id: str, content: str) -> Part:
+    """The part of what a client's tool gave back; whether it worked, and how long it took, only the client knows."""
+    return {"type": "tool_result", "call_id": call_id, "ok": None, "latency_ms": None, "content": content}
+
+
+def arguments_of(part: Part) -> str:
+    """The arguments of a `call_part` as text: JSON, or what the model wrote where that was none."""
+    args = part["args"]
+    written = args.get(_UNREADABLE)
+    if len(args) == 1 and isinstance(written, str):
+        return written
+    return dumps(args).decode()
 
 
 def utc_now() -> str:

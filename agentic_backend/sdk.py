@@ -1,7 +1,7 @@
 """All that an agent of one's own imports of the service (docs/agents.md). What is not here may change at any time."""
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
-from agentic_backend.agent.answering import conversation, stream_answer
+from agentic_backend.agent.answering import answer_or_calls, conversation, stream_answer
 from agentic_backend.agent.hosted.model import ModelCall, TurnModel, record_model_call
 from agentic_backend.agent.kit import Graph, NamedModel
 from agentic_backend.agent.toolbox import Tool, ToolAnswer, Toolbox, ToolCaller
@@ -37,6 +37,7 @@ __all__ = [
     "Toolbox",
     "TurnFailed",
     "TurnModel",
+    "answer_or_calls",
     "conversation",
     "phase",
     "record_model_call",

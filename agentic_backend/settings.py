@@ -1,12 +1,12 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
+import os
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, Strict, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
 
 from agentic_backend.langgraph_json import read_langgraph_json
 from backend_kit.settings import (
@@ -15,6 +15,7 @@ from backend_kit.settings import (
     Count,
     HttpClientLimits,
     HttpUrl,
+    Listed,
     ModelTimeout,
     Port,
     Positive,
@@ -26,7 +27,6 @@ from backend_kit.settings import (
     SettingsRefused,
     Text,
 )
-from backend_kit.settings.base import http_url
 
 DEFAULT_MODEL: Final = "default"
 """Id of `ai.default_chat_model` in agents, asks and preferences."""
@@ -51,19 +51,6 @@ FieldType = Literal[
 
 MaxTokensName = Literal["max_tokens", "max_completion_tokens"]
 
-Listed: Final = Strict(False)
-"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
-
-
-def _origin(value: str) -> str:
-    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
-    url = http_url(value)
-    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
-        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
-    if url != url.lower():
-        raise SettingsRefused("must be in lower case, as browsers send it")
-    return url
-
 
 def refuse_twice(names: list[str], last: str, *path: str) -> None:
     """Raise `SettingsRefused` at the second of two equal names."""
@@ -72,9 +59,6 @@ def refuse_twice(names: list[str], last: str, *path: str) -> None:
         if name in seen:
             raise SettingsRefused("is used twice", *path, index, last)
         seen.add(name)
-
-
-Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class AgenticApp(App):
@@ -91,9 +75,6 @@ class AgenticSecurity(Security):
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac")
 
-    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
-    """Origins of other pages that may open sockets and event streams, compared exactly; others get 403. The service's
-    own page needs no entry, except by host name while authentication is off."""
     allow_query_token: bool = False
     """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
     token is ignored."""
@@ -215,6 +196,10 @@ class AgentSettings(Section):
     interrupted until its user asks again; none = `from_question` for the plain agent and Rico
     (`agentic_backend.agent.rag`), `never` for Sammy (`agentic_backend.agent.tools`), what a module of your own
     declares, else `never`; for a hosted graph `from_checkpoint`, with `durability: exit` `never`."""
+    client_tools: bool = False
+    """Whether the model may call functions that a client offers with its question (an OpenAI client's `tools`): the
+    answer then ends with these calls, and the client's next question has their results. For the plain agent, and for a
+    module of your own that declares `CLIENT_TOOLS`; refused for any other agent, and for a hosted graph."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
@@ -629,17 +614,49 @@ class McpServer(Section):
     """What its tools do. Accepted, without effect: existing configurations of Fred carry it."""
     enabled: bool = True
     """Whether agents may use it."""
-    transport: Literal["streamable_http"] = "streamable_http"
-    """The only supported transport; others are refused. Accepted, without effect: existing configurations of Fred carry
-    it."""
-    url: HttpUrl
-    """URL of its endpoint."""
+    transport: Literal["streamable_http", "stdio"] = "streamable_http"
+    """`streamable_http` = a server at `url`, `stdio` = a program that the service starts; others are refused."""
+    url: HttpUrl | None = None
+    """URL of its endpoint (`streamable_http`)."""
+    command: Text | None = None
+    """Program to start (`stdio`), by its path or by a name on PATH. It starts at the first question that needs it, ends
+    with the service, and is started again when it has ended, at the earliest 0.5 s later, doubling to 30 s."""
+    args: Annotated[tuple[str, ...], Listed] = ()
+    """Arguments of the program."""
+    env: dict[Text, str] = Field(default_factory=dict)
+    """Variables of the program, beside HOME, LOGNAME, PATH, SHELL, TERM and USER: it gets no other of the service."""
+    env_from: Annotated[tuple[Text, ...], Listed] = ()
+    """Names of variables of the service that the program gets as well, such as a key. A start without one of them is
+    refused. Their values, and those of `env`, are hidden in the log, which has what it writes to stderr (`debug`)."""
+    cwd: Text | None = None
+    """Directory in which the program runs; none = the service's."""
     forward_token: bool = False
-    """Whether requests carry the token of the user who asked. The tools are listed with the token of the first one."""
+    """Whether requests carry the token of the user who asked (`streamable_http`). The tools are listed with the token
+    of the first one."""
     approved_tools: Annotated[tuple[Text, ...], Listed] = ()
     """Tools that run without asking the user, although they are not declared read-only."""
     tools_to_approve: Annotated[tuple[Text, ...], Listed] = ()
     """Tools that run only after the user has agreed, although they are declared read-only; `*` = all."""
+
+    @model_validator(mode="after")
+    def _is_a_url_or_a_program(self) -> "McpServer":
+        if self.transport == "streamable_http":
+            if self.url is None:
+                raise SettingsRefused("is required where transport is streamable_http", "url")
+            for key in ("command", "args", "env", "env_from", "cwd"):
+                if getattr(self, key):
+                    raise SettingsRefused("needs transport: stdio", key)
+            return self
+        if self.command is None:
+            raise SettingsRefused("is required where transport is stdio", "command")
+        for key in ("url", "forward_token"):
+            if getattr(self, key):
+                raise SettingsRefused("needs transport: streamable_http", key)
+        if not all(name in os.environ for name in self.env_from):
+            raise SettingsRefused("names a variable that is not set", "env_from")
+        if any("\0" in text for text in (self.command, *self.args, *self.env, *self.env.values())):
+            raise SettingsRefused("must not hold NUL", "command")
+        return self
 
     @model_validator(mode="after")
     def _approval_is_one_or_the_other(self) -> "McpServer":
@@ -807,11 +824,35 @@ class HistorySettings(Section):
     the turn, and stored nowhere."""
 
 
+class Doors(Section):
+    """Further doors of the same agents, for clients that speak another protocol."""
+
+    openai: bool = True
+    """Whether OpenAI's API is served: `/v1/models`, `/v1/chat/completions`, `/v1/responses`."""
+    agui: bool = True
+    """Whether AG-UI is served: `/agui/{agent}`."""
+    mcp: bool = True
+    """Whether the agents are tools of an MCP server: `/mcp`. It takes half a second and 20 MB more to start."""
+    mcp_sessions_per_user: Count = 8
+    """Sessions of one user's MCP clients; the next one ends the one that was not used for longest. In a session agents
+    can ask their user in a form of the client's; a balancer must then send requests of one `Mcp-Session-Id` to one
+    instance. 0 = no sessions: a question is the answer, and the next call replies. Clients of the protocol of
+    2026-07-28 have none, and forms all the same."""
+    mcp_session_idle_s: Seconds = 1800
+    """Seconds after which a session of an MCP client that nobody uses ends; the client then begins another."""
+    public_url: HttpUrl | None = None
+    """Address at which people open the chat page, for the links in answers of other front ends; none = the address to
+    which the request was sent."""
+    background_s: Seconds = 3600
+    """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
+
+
 class AgenticSettings(ServiceSettings):
     """The whole configuration of the agentic service."""
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {
         "FRED_POSTGRES_PASSWORD": ("storage.postgres.password",),
+        "TURNWISE_KEYS_PASSWORD": ("security.api_keys.postgres.password",),
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
         "TURNWISE_LANGGRAPH_JSON": ("ai.langgraph_json",),
@@ -835,6 +876,7 @@ class AgenticSettings(ServiceSettings):
     deadlines: Deadlines = Deadlines()
     server: Server = Server()
     history: HistorySettings = HistorySettings()
+    doors: Doors = Doors()
 
     @model_validator(mode="after")
     def _tool_servers_are_there(self) -> "AgenticSettings":

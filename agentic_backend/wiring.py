@@ -2,9 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from agentic_backend.agent import AgentKit, Catalog, Hosting, TitleWriter
+from starlette.routing import BaseRoute
+
+from agentic_backend.agent import AgentKit, Catalog, Hosting, TaskWriter, TitleWriter
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.hosted.check import prepare_imports
@@ -23,12 +27,16 @@ from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
-from agentic_backend.session.admission import TurnLimits
+from agentic_backend.rest.keys import KeyServices, KeyStore
+from agentic_backend.session.admission import Admission, TurnLimits
 from agentic_backend.session.attachments import Leftovers
+from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
+from agentic_backend.surfaces.services import DoorServices, Entrance
 from backend_kit.aio import TaskRegistry
+from backend_kit.auth import ApiKeys
 from backend_kit.kpi import Kpi
 
 if TYPE_CHECKING:
@@ -52,6 +60,45 @@ def make_title_writer(settings: AgenticSettings, groups: ModelGroups, kpi: Kpi) 
     """The writer of titles if its model is configured, else None: then first questions serve as titles."""
     called = settings.ai.default_language_model
     return None if called is None else TitleWriter(groups.of(called), kpi)
+
+
+def make_task_writer(settings: AgenticSettings, groups: ModelGroups, kit: AgentKit, kpi: Kpi) -> TaskWriter:
+    """What answers the small tasks of front ends: the model of titles, else that of agents."""
+    called = settings.ai.default_language_model
+    own = NamedModel(kit.chat_model, kit.model_name)
+    return TaskWriter(own if called is None else NamedModel(groups.of(called), called.name), kpi)
+
+
+def task_admission(settings: AgenticSettings, limit_hit: Callable[[str], None]) -> Callable[[str], None]:
+    """Counts a user's tasks: as many as their asks, and beside them, so that titles take no answers away."""
+    return Admission(replace(turn_limits(settings), turns_per_user=0), limit_hit).check
+
+
+def entrance(settings: AgenticSettings) -> Entrance:
+    """Who may come in at the doors."""
+    security = settings.security
+    issuer = security.user.realm_url if security.user.enabled else None
+    return Entrance(security.authorized_origins, security.user.enabled, issuer)
+
+
+def door_routes(
+    settings: AgenticSettings, services: Callable[[], DoorServices], identify: Callable[..., Any]
+) -> list[BaseRoute]:
+    """The routes of the doors that are switched on. The packages of the others are not imported."""
+    doors = settings.doors
+    routes: list[BaseRoute] = []
+    for name, on in (("openai", doors.openai), ("agui", doors.agui), ("mcp", doors.mcp)):
+        if on:
+            routes += import_module(f"agentic_backend.surfaces.{name}").add_routes(services, identify)
+    return routes
+
+
+def make_sessions(
+    settings: AgenticSettings, persistence: Persistence, turns: TurnRegistry, metrics: AgenticMetrics
+) -> Sessions:
+    """What makes sessions, and opens those whose id a client has chosen."""
+    most = settings.ai.max_concurrent_sessions_per_user
+    return Sessions(persistence.store, turns, most=most, limit_hit=metrics.limit_hit)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
@@ -239,6 +286,12 @@ def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
     """The roles of operators; None without authentication, which is for one machine, whose user is the operator."""
     security = settings.security
     return frozenset(security.operator_roles) if security.user.enabled else None
+
+
+def make_keys(settings: AgenticSettings, store: KeyStore | None, keys: ApiKeys | None) -> KeyServices:
+    """What the routes of API keys need."""
+    editors = frozenset(settings.ai.agent_editor_roles) if settings.security.user.enabled else None
+    return KeyServices(store, keys, operator_roles(settings), editors, settings.security.api_keys.provider_users)
 
 
 def socket_rules(settings: AgenticSettings) -> SocketRules:

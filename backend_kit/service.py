@@ -17,9 +17,24 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import HmacVerifier, Identity, IssuerKeys, IssuerVerifier, KeyWaits, NoAuth, Verifier
+from backend_kit.auth import (
+    ActingHeaders,
+    ApiKeys,
+    Callers,
+    HmacVerifier,
+    Identity,
+    IssuerKeys,
+    IssuerVerifier,
+    KeyWaits,
+    NoAuth,
+    RouteScopes,
+    Verifier,
+)
+from backend_kit.db.api_keys import PostgresKeys, key_pool
+from backend_kit.db.pool import PoolMetrics
 from backend_kit.http import (
     BodyLimit,
+    Cors,
     HttpMetrics,
     RequestId,
     RequestMetrics,
@@ -31,7 +46,8 @@ from backend_kit.http import (
 )
 from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime
 from backend_kit.process import git_sha
-from backend_kit.settings import Security, ServiceSettings, config_hash
+from backend_kit.settings import Postgres, Security, ServiceSettings, config_hash
+from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +102,8 @@ class Service(ABC, Generic[Config, State]):
         self._settings = settings
         self._freeze_gc = freeze_gc
         self._clock = clock
-        self._verifier = make_verifier(settings.security, waits)
+        self._tokens = make_verifier(settings.security, waits)
+        self._verifier = Callers(self._tokens)
         self._registry = CollectorRegistry()
         self._activity = Activity()
         self._state: State | None = None
@@ -137,9 +154,9 @@ class Service(ABC, Generic[Config, State]):
 
     def _identity_provider(self) -> str | None:
         """Whether the issuer of tokens answers, `up` or `down`; None without an issuer."""
-        if not isinstance(self._verifier, IssuerVerifier):
+        if not isinstance(self._tokens, IssuerVerifier):
             return None
-        return "up" if self._verifier.keys.reachable else "down"
+        return "up" if self._tokens.keys.reachable else "down"
 
     def _loop_is_late(self, state: State) -> bool:
         now = self._clock()
@@ -151,10 +168,18 @@ class Service(ABC, Generic[Config, State]):
         return now - self._late_since >= _LATE_FOR_S
 
     def _make_app(
-        self, title: str, *, max_body_bytes: int, file_paths: Collection[str], chat_page: bool = False
+        self,
+        title: str,
+        *,
+        max_body_bytes: int,
+        file_paths: Collection[str],
+        own_errors: Collection[str] = (),
+        scopes: RouteScopes | None = None,
+        chat_page: bool = False,
     ) -> FastAPI:
-        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; `chat_page`:
-        people can sign in at `/`."""
+        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; routes below
+        `own_errors` render the refusal of a larger one themselves. `scopes` says which API keys each route takes, none
+        without. `chat_page`: people can sign in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
@@ -163,16 +188,18 @@ class Service(ABC, Generic[Config, State]):
             openapi_url=None,  # and no pages, which load scripts from elsewhere: `add_api_docs` adds ours
         )
         base = self._settings.app.base_url
-        identify = bearer(self._verifier)
-        install_error_handlers(app)
+        identify = bearer(self._verifier, scopes)
+        cors = Cors(self._settings.security.authorized_origins)
+        install_error_handlers(app, cors.headers)
         # Not `include_router`: it would rebuild the included routes, on the loop, in the first request.
         app.router.routes += health_router(self, base).routes
         self._add_routes(app, identify, base)
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=chat_page)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
-        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths)
+        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths, own_errors=own_errors)
         app.add_middleware(RequestId)
+        cors.add_to(app)
         return app
 
     @asynccontextmanager
@@ -205,8 +232,28 @@ class Service(ABC, Generic[Config, State]):
     def _start_tasks(self, tasks: TaskRegistry, stack: AsyncExitStack) -> None:
         """Start the background work of every service. All background work ends before the present parts of `stack`."""
         stack.push_async_callback(tasks.aclose)
-        if isinstance(self._verifier, IssuerVerifier):
-            tasks.spawn("issuer-keys", self._verifier.keys.refresh_keys, restart=True, essential=True)
+        if isinstance(self._tokens, IssuerVerifier):
+            tasks.spawn("issuer-keys", self._tokens.keys.refresh_keys, restart=True, essential=True)
+        if self._verifier.keys is not None:
+            tasks.spawn("api-keys", self._verifier.keys.follow, restart=True, essential=True)
+
+    def _open_keys(
+        self, postgres: Postgres, metrics: PoolMetrics, unavailable: Callable[[], ServiceError], stack: AsyncExitStack
+    ) -> PostgresKeys | None:
+        """Where the API keys are, from now on until the stack closes; None where the configuration has none.
+
+        `postgres`: the service's own database. `unavailable` makes the error where that of the keys is away.
+        """
+        chosen = self._settings.security.api_keys
+        if not chosen.enabled:
+            return None
+        pool = key_pool(chosen.postgres or postgres, metrics)
+        stack.push_async_callback(pool.aclose)
+        source = PostgresKeys(pool, unavailable)
+        secret = chosen.act_as_secret
+        acting = ActingHeaders(None if secret is None else secret.get_secret_value())
+        self._verifier.keys = ApiKeys(source, unavailable, acting, provider_users=chosen.provider_users)
+        return source
 
 
 def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier:

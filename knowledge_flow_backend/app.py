@@ -5,12 +5,13 @@ import logging
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
+from backend_kit.auth import RouteScopes
 from backend_kit.db.pool import PoolReport
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import KpiRuntime
@@ -29,10 +30,14 @@ from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
 from knowledge_flow_backend.library.store import Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
+from knowledge_flow_backend.scopes import SCOPES
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from knowledge_flow_backend.wiring import files_at_once, make_embedder, make_ingest, make_search
+
+if TYPE_CHECKING:
+    from backend_kit.mcp import McpDoor
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +57,8 @@ class State:
     ingest: IngestServices
     fast: FastServices
     library: LibraryServices
+    mcp: "McpDoor | None" = field(default=None)
+    """The endpoint for clients that speak MCP; None while it is switched off."""
     mismatch: str | None = field(default=None)
     """Why the index does not fit the embedder, as a sentence; None while it fits or this is not known yet."""
 
@@ -68,6 +75,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             "Turnwise knowledge flow",
             max_body_bytes=settings.limits.max_request_bytes,
             file_paths=tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest")),
+            scopes=RouteScopes(SCOPES, base),
         )
 
     async def drain(self) -> None:
@@ -108,6 +116,11 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         app.router.routes += build_ingest_router(lambda: self.running.ingest, identify, base).routes
         app.router.routes += build_fast_router(lambda: self.running.fast, identify, base).routes
         app.router.routes += build_library_router(lambda: self.running.library, identify, base).routes
+        if self._settings.doors.mcp:
+            # It takes a second to load.
+            from knowledge_flow_backend.surfaces.mcp import add_routes
+
+            app.router.routes += add_routes(lambda: self.running.mcp, identify)
 
     async def _build(self, stack: AsyncExitStack) -> State:
         settings = self._settings
@@ -119,6 +132,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         writers = files_at_once(settings)
         database = IndexDatabase(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
+        self._open_keys(storage.postgres, metrics, _keys_away, stack)
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
         engine = make_engine(settings, database, metrics, model=embedder.model, kpi=kpi)
@@ -129,6 +143,10 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         )
         library = LibraryServices(Library(Statements(database), engine.writer), metrics)
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
+        if settings.doors.mcp:
+            from knowledge_flow_backend.surfaces.mcp import make_mcp
+
+            state.mcp = make_mcp(search, library, tasks, settings)
         self._start_tasks(tasks, stack)
         tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
         engine.spawn(tasks)
@@ -151,6 +169,10 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
         drain=service.drain,
         settings=ServeSettings(drain_limit_s=settings.deadlines.drain_s + 5.0),
     )
+
+
+def _keys_away() -> IndexUnavailable:
+    return IndexUnavailable("the database of API keys does not answer")
 
 
 async def _open_index(state: State) -> None:

@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from turnwise.parent_death import with_parent_death_signal
+from backend_kit.parent_death import with_parent_death_signal
 
 ROOT = Path(__file__).parents[1]
 _COMPUTES = "while True: pass"

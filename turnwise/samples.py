@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from backend_kit.parent_death import with_parent_death_signal
 from turnwise.first_turn import readiness
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.plan import ServicePlan
 from turnwise.supervise import kill_group
 

@@ -2,7 +2,7 @@
 
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
-from agentic_backend.agent.direct import DirectAnswer, TitleWriter
+from agentic_backend.agent.direct import TASK_PHASE, DirectAnswer, TaskAnswer, TaskWriter, TitleWriter
 from agentic_backend.agent.hosted import PHASES as HOSTED_PHASES
 from agentic_backend.agent.hosted import Hosting
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
@@ -17,7 +17,7 @@ from agentic_backend.agent.run import (
 )
 from agentic_backend.llm.prompt import HistoryItem
 
-AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES, *HOSTED_PHASES)
+AGENT_PHASES = (*rag.PHASES, *tools.PHASES, *interrupts.PHASES, *HOSTED_PHASES, TASK_PHASE)
 """Phases of the built-in agents, in addition to those that every process knows."""
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "Hosting",
     "ResumedRun",
     "SavedRun",
+    "TaskAnswer",
+    "TaskWriter",
     "TitleWriter",
     "TurnAgent",
     "TurnAgents",

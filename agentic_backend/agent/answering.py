@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk, BaseMessage
 
+from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.run import AgentAnswer, AgentRun, FinishReason
-from agentic_backend.events import Delta, Emit, Thought
+from agentic_backend.events import Delta, Emit, Thought, call_part
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.group import ModelGroup
 from agentic_backend.llm.models import StreamingChatModel
@@ -33,11 +34,13 @@ _USAGE = ("input_tokens", "output_tokens", "total_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model requests. `arguments` is None where they cannot be parsed."""
+    """A tool call that the model requests. `arguments` is None where they cannot be parsed, `written` the model's own
+    text of them."""
 
     id: str
     name: str
     arguments: dict[str, Any] | None
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,20 @@ async def stream_reply(
     return Reply(AgentAnswer("".join(pieces), metadata=metadata), _calls(calling))
 
 
+async def answer_or_calls(model: NamedModel, messages: Sequence[BaseMessage], run: AgentRun) -> AgentAnswer:
+    """`stream_answer` with the client's tools offered: where the model calls some, the answer ends with their calls.
+
+    Each is then a part (`call_part`), and the finish reason is `tool_calls`. The calls are the client's to execute.
+    """
+    tools = [{"type": "function", "function": dict(tool)} for tool in run.client_tools]
+    reply = await stream_reply(model.chat_model, messages, run.emit, tools=tools, fallback_model_name=model.name)
+    if not reply.calls:
+        return reply.answer
+    metadata = reply.answer.metadata | {"finish_reason": "tool_calls"}
+    parts = [call_part(call.id, call.name, call.arguments, call.written) for call in reply.calls]
+    return replace(reply.answer, parts=parts, metadata=metadata)
+
+
 def conversation(system: str, run: AgentRun) -> Prompt:
     """The system prompt, the earlier turns and the question, as messages for a model."""
     return Prompt(system, run.history, run.message)
@@ -133,11 +150,12 @@ def _calls(calling: AIMessageChunk | None) -> tuple[ToolCall, ...]:
         if not call_id or call_id in seen:
             call_id = f"call_{uuid4().hex}"  # some endpoints give none, or the same one twice
         seen.add(call_id)
-        calls.append(ToolCall(call_id, piece["name"] or "", _arguments(piece["args"])))
+        written = piece["args"] or ""
+        calls.append(ToolCall(call_id, piece["name"] or "", _arguments(written), written))
     return tuple(calls)
 
 
-def _arguments(text: str | None) -> dict[str, Any] | None:
+def _arguments(text: str) -> dict[str, Any] | None:
     """The arguments exactly as the model wrote them: langchain's parser would complete truncated JSON."""
     try:
         arguments = loads(text.encode()) if text else {}

@@ -56,6 +56,7 @@ class Agent:
         straight: bool = False,
         restart: Restart = "never",
         uses_credentials: bool = True,
+        client_tools: bool = False,
     ) -> None:
         """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`.
 
@@ -64,6 +65,7 @@ class Agent:
         self.settings = settings
         self.restart = restart
         self.uses_credentials = uses_credentials
+        self.client_tools = client_tools
         self._models = models
         self._graph = graph
         self._straight = StraightGraph(graph) if straight else None
@@ -80,6 +82,11 @@ class Agent:
         return self.settings.id
 
     @property
+    def asks_people(self) -> bool:
+        """Whether a run may wait for a person."""
+        return self._checkpoints is not None
+
+    @property
     def name(self) -> str:
         """The name in the chat page."""
         return self.settings.name
@@ -92,7 +99,7 @@ class Agent:
         if wanted in self._models:
             return str(wanted)
         if wanted is not None and not lenient:
-            raise BadRequest
+            raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
 
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:  # noqa: ARG002 - of `TurnAgent`
@@ -142,8 +149,9 @@ class Agent:
         saved = await self._memory.saved(thread)
         payload = question_for(asked, saved.id)
         assert self._checkpoints is not None
-        with phase("checkpoint_keep"):
-            await self._checkpoints.keep(run.session_id, saved)
+        if run.kept:
+            with phase("checkpoint_keep"):
+                await self._checkpoints.keep(run.session_id, saved)
         return Waiting(payload)
 
     def _answered(self, state: dict[str, Any]) -> AgentAnswer:
@@ -254,6 +262,7 @@ class Catalog:
         module = self._class_of(agent).module
         _build_of(agent, module)
         _restart_of(agent, module)
+        _expect_client_tools(agent, module)
 
     def try_build(self, agent: AgentSettings) -> None:
         """Compile the agent's graph as a test, without keeping it. Raises `AgentUnusable` if it does not compile."""
@@ -278,6 +287,14 @@ class Catalog:
     def default_id(self) -> str | None:
         """The agent of a session that names none: the first that is enabled."""
         return next((entry.settings.id for entry in self._entries() if entry.usable), None)
+
+    def ids(self) -> Sequence[str]:
+        """The agents that a client may ask for, in their order: `list` makes all that clients are told of each."""
+        return [entry.settings.id for entry in self._entries() if entry.usable]
+
+    def names(self) -> dict[str, str]:
+        """What every agent is called, by its id; disabled ones are included."""
+        return {entry.settings.id: entry.settings.name for entry in self._entries()}
 
     def __contains__(self, agent_id: object) -> bool:
         """Whether a client may ask for this agent."""
@@ -356,6 +373,7 @@ class Catalog:
             straight=entry.straight,
             restart=entry.restart,
             uses_credentials=entry.uses_credentials,
+            client_tools=settings.client_tools,
         )
 
     def _class_of(self, agent: AgentSettings) -> AgentClass:
@@ -368,9 +386,11 @@ class Catalog:
 def _entry_of(settings: AgentSettings, module: ModuleType | None, graph: LoadedGraph | None = None) -> _Entry:
     digest = hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
     if graph is not None:
+        _expect_client_tools(settings, None)
         return _Entry(settings, digest, graph=graph)
     if module is None or not settings.enabled:
         return _Entry(settings, digest)
+    _expect_client_tools(settings, module)
     return _Entry(
         settings,
         digest,
@@ -434,6 +454,13 @@ def _restart_of(settings: AgentSettings, module: ModuleType) -> Restart:
         # What waits for a person is a run that has ended: in the middle of one these graphs keep nothing.
         raise AgentUnusable(f"agent {settings.id}: restart: from_checkpoint needs a graph that keeps checkpoints")
     return restart
+
+
+def _expect_client_tools(settings: AgentSettings, module: ModuleType | None) -> None:
+    """Raise for an agent that is to take functions of clients, and whose module or graph gives them to no model."""
+    if settings.client_tools and getattr(module, "CLIENT_TOOLS", False) is not True:
+        what = "a graph" if module is None else f"module {module.__name__}"
+        raise AgentUnusable(f"agent {settings.id}: client_tools: {what} does not take functions of clients")
 
 
 def _module_of(settings: AgentSettings) -> ModuleType:

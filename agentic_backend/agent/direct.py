@@ -1,14 +1,15 @@
-"""One model call without a graph: the rung below an agent in the bench's ladder."""
+"""Model calls without a graph: the rung below an agent in the bench's ladder, titles, tasks of front ends."""
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from agentic_backend.agent.answering import stream_answer
 from agentic_backend.agent.interrupts import SavedRun
-from agentic_backend.agent.kit import AgentKit
+from agentic_backend.agent.kit import AgentKit, NamedModel
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.errors import NotAwaiting
 from agentic_backend.llm.prompt import HistoryItem
@@ -27,6 +28,7 @@ class DirectAnswer:
 
     restart: Restart = "never"
     uses_credentials = False
+    client_tools = False
 
     def __init__(self, kit: AgentKit) -> None:
         self._kit = kit
@@ -56,6 +58,47 @@ class DirectAnswer:
         """Raise `NotAwaiting`: it never asks a person."""
         raise NotAwaiting
 
+
+TASK_PHASE: Final = "llm_invoke_task"
+"""The phase of a front end's task."""
+_TASK_TOKENS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """What the model said, its name, and the tokens that it took: `input_tokens`, `output_tokens`, `total_tokens`,
+    empty where it does not count."""
+
+    text: str
+    model: str
+    usage: dict[str, int]
+
+
+class TaskWriter:
+    """Asks a model for a front end's small tasks: a title, tags, a follow-up question. Nothing is stored of them."""
+
+    def __init__(self, model: NamedModel, kpi: Kpi) -> None:
+        self._model = model
+        self._kpi = kpi
+
+    async def answer(self, messages: Sequence[dict[str, Any]]) -> TaskAnswer:
+        """The answer to messages of a chat completions request (`role`, `content` as text), timed as phase
+        `llm_invoke_task`. Raises the model's `TurnFailed`."""
+        with self._kpi.phase(TASK_PHASE):
+            said = await self._model.chat_model.ainvoke(
+                [_MESSAGES.get(one["role"], HumanMessage)(one["content"]) for one in messages], max_tokens=_TASK_TOKENS
+            )
+        counted = said.usage_metadata
+        names = ("input_tokens", "output_tokens", "total_tokens")
+        usage = {name: int(counted[name]) for name in names} if counted is not None else {}  # type: ignore[literal-required]
+        return TaskAnswer(said.text, said.response_metadata.get("model_name") or self._model.name, usage)
+
+
+_MESSAGES: Final[dict[str, type[BaseMessage]]] = {
+    "system": SystemMessage,
+    "developer": SystemMessage,
+    "assistant": AIMessage,
+}
 
 PHASE: Final = "llm_invoke_title"
 

@@ -8,13 +8,14 @@ import logging
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
 from dataclasses import replace
 from ssl import SSLContext
 from time import perf_counter
 from typing import Any, Final, Protocol
 
+import anyio
 import httpx2
 from mcp import MCPError
 from mcp.client import Client
@@ -34,6 +35,7 @@ from mcp_types import (
 from mcp_types import Tool as ListedTool
 from pydantic import TypeAdapter, ValidationError
 
+from agentic_backend.agent.mcp_program import McpProgram
 from agentic_backend.agent.toolbox import Offer, Tool, ToolAnswer, ToolCaller
 from agentic_backend.settings import Mcp, McpServer
 from backend_kit.aio import Breaker, TaskRegistry
@@ -63,7 +65,14 @@ _LATE: Final = ToolAnswer("The tool did not answer in time. Whether it has run i
 _REFUSED: Final = ToolAnswer("The tool refused the call, or its answer was broken or too large.", ok=False)
 _EMPTY: Final = "The tool answered with nothing."
 
-_LOST: Final = (httpx2.HTTPError, OSError, ExceptionGroup)
+_LOST: Final = (
+    httpx2.HTTPError,
+    OSError,
+    ExceptionGroup,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+)
 """What the SDK raises if there is no connection; failures in its task groups arrive as a group."""
 _SESSION_FORGOTTEN: Final = "Session terminated"
 _BAD_STATUS: Final = "Server returned an error response"
@@ -136,6 +145,7 @@ class _Server:
         self._transport = _Bounded(httpx2.AsyncHTTPTransport(verify=tls, limits=httpx2.Limits(max_connections=100)))
         self._http = httpx2.AsyncClient(transport=self._transport, timeout=timeout, trust_env=False)
         self._timeout = timeout
+        self._program = McpProgram(config) if config.transport == "stdio" else None
 
     async def tools(self, caller: ToolCaller) -> tuple[Tool, ...] | None:
         """The tools as last discovered, None if that never succeeded. An old list is refreshed in the background."""
@@ -263,7 +273,7 @@ class _Server:
     @asynccontextmanager
     async def _client(self, caller: ToolCaller) -> AsyncIterator[Client]:
         """A connection: the shared one, or a separate one if the caller's token is sent with it."""
-        if self._config.forward_token:
+        if self._config.forward_token and self._config.url is not None:
             # The connection pool is shared; only the headers are the caller's.
             headers = _headers(caller)
             http = httpx2.AsyncClient(
@@ -282,12 +292,20 @@ class _Server:
         """Connect in a separate task: the SDK requires that the task that opened a connection closes it."""
         opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         released = asyncio.Event()
+        kept: Client | None = None
+
+        def gone() -> None:
+            if self._kept is not None and self._kept is kept:
+                self._kept = None  # the next call starts the program again
+            released.set()
 
         async def keep() -> None:
-            transport = streamable_http_client(self._config.url, http_client=self._http)
+            nonlocal kept
             try:
+                transport = self._transport_to(gone)
                 async with Client(transport, cache=None, message_handler=self._on_message) as client:
                     if not opened.done():
+                        kept = client
                         opened.set_result(client)
                         await self._kept_open(client, released)
             except (MCPError, ValidationError, *_LOST) as failure:
@@ -306,6 +324,13 @@ class _Server:
         finally:
             self._release = released.set
         return client
+
+    def _transport_to(self, ended: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
+        """The way to the server; `ended` is called where it is a program that has ended."""
+        if self._program is not None:
+            return self._program.running(ended)
+        assert self._config.url is not None  # the settings require one or the other
+        return streamable_http_client(self._config.url, http_client=self._http)
 
     async def _kept_open(self, client: Client, released: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
@@ -423,7 +448,9 @@ def _fit(name: str) -> str:
 
 def _headers(caller: ToolCaller) -> dict[str, str]:
     headers = {}
-    if caller.credentials is not None and _TOKEN.fullmatch(token := caller.credentials.reveal()):
+    credentials = caller.credentials
+    # Never a key: it opens both services for months, and a tool server may be anybody's.
+    if credentials is not None and credentials.grant is None and _TOKEN.fullmatch(token := credentials.reveal()):
         headers["Authorization"] = f"Bearer {token}"
     if caller.traceparent is not None:
         headers["traceparent"] = caller.traceparent

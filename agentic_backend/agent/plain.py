@@ -5,7 +5,7 @@ from typing import Final
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from agentic_backend.agent.answering import conversation, stream_answer, with_language
+from agentic_backend.agent.answering import answer_or_calls, conversation, with_language
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentRun, AgentState
 from agentic_backend.settings import AgentSettings, FieldSpec, Restart
@@ -16,6 +16,8 @@ Use Markdown where structure helps. Take earlier messages of the conversation in
 If you do not know, or the question lacks what an answer needs, say so; never invent facts, numbers or sources."""
 RESTART: Final[Restart] = "from_question"
 CREDENTIALS: Final = False
+CLIENT_TOOLS: Final = True
+"""With `client_tools` its model may call functions of the client."""
 FIELDS: Final = (FieldSpec(key="prompts.system", type="prompt", title="System prompt"),)
 """The tunable fields; the default is the prompt above."""
 
@@ -29,7 +31,7 @@ def build(settings: AgentSettings, kit: AgentKit) -> Graph:
         messages = conversation(with_language(system, run.language), run)
         model = kit.model_for(run)
         return {
-            "answer": await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name),
+            "answer": await answer_or_calls(model, messages, run),
         }
 
     graph = StateGraph(AgentState, context_schema=AgentRun)

@@ -334,12 +334,16 @@ def _caller(run: AgentRun) -> Caller:
 
 
 def _last(history: Sequence[HistoryItem], count: int) -> Sequence[HistoryItem]:
-    return history[-count:] if count else ()
+    """The last `count` messages of people and models, and all system text that a client gave. Not the calls of a
+    client's tools: one of a call and its result might be left out."""
+    said = [item for item in history if item.role in ("user", "assistant") and not item.calls]
+    given = [item for item in history if item.role == "system"]
+    return [*given, *(said[-count:] if count else ())]
 
 
 def _recalled(item: HistoryItem) -> HistoryItem:
     """An earlier message without its citations, whose sources are not in this prompt."""
-    if item.role == "user" or (text := sources.without_citations(item.text)) == item.text:
+    if item.role != "assistant" or (text := sources.without_citations(item.text)) == item.text:
         return item
     return HistoryItem(item.role, text)
 

@@ -30,6 +30,11 @@ class AgentRun:
 
     `checkpoint` is for an agent that keeps a state: the newest one that its answers in the session name, where that is
     older than all of `history`; else "".
+
+    Where a client sent the conversation itself, `history` is what it sent: with system text, tool calls and their
+    results (`HistoryItem`), and `message` is empty where it ends with such results. `client_tools` are functions that
+    the client offers, each with `name`, `description`, `parameters`; only an agent with `client_tools` gets any. A turn
+    that is not `kept` leaves nothing behind: no history, no state, no run that waits for a person.
     """
 
     session_id: str
@@ -47,6 +52,8 @@ class AgentRun:
     model: str | None = None
     restarted: bool = False
     checkpoint: str = ""
+    client_tools: Sequence[Mapping[str, Any]] = ()
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,10 @@ class TurnAgent(Protocol):
     @property
     def uses_credentials(self) -> bool:
         """Whether a run may use `AgentRun.credentials`, which no later process has."""
+
+    @property
+    def client_tools(self) -> bool:
+        """Whether its model may call functions that the client offers (`AgentRun.client_tools`)."""
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""

@@ -65,12 +65,21 @@ def _inert(text: str) -> str:
 
 def cited(text: str, count: int) -> list[int]:
     """The numbers from 1 to `count` that an answer cites, in order of first mention. Code blocks are ignored."""
-    found: dict[int, None] = {}
-    for match in _CITED.finditer(_CODE.sub("", text)):
+    return list(marks(text, count))
+
+
+def marks(text: str, count: int) -> dict[int, tuple[int, int]]:
+    """The numbers that `cited` finds, each with where its first mark begins and ends in the text."""
+    found: dict[int, tuple[int, int]] = {}
+    for match in _CITED.finditer(_CODE.sub(_blank, text)):
         for number in re.findall(r"\d+", match[1]):
             if 1 <= int(number) <= count:
-                found[int(number)] = None
-    return list(found)
+                found.setdefault(int(number), match.span())
+    return found
+
+
+def _blank(code: re.Match[str]) -> str:
+    return " " * len(code[0])
 
 
 def citations(text: str, hits: Sequence[Hit]) -> list[Part]:

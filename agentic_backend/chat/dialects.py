@@ -14,7 +14,7 @@ from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
-from backend_kit.auth import AuthError
+from backend_kit.auth import AuthError, ScopeMissing
 from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ class NativeDialect:
         elif len(self.outbox.follows) >= _FOLLOWED_TURNS:
             raise self.limits.too_many_asks()
         else:
+            await self.principal.confirm()
             self.outbox.follow(begin_turn(self.turns, frame, self.principal.asker, uuid4().hex))
 
     def _cancel(self, exchange_id: str) -> None:
@@ -146,7 +147,8 @@ class NativeDialect:
     def refuse(self, _text: str, error: ServiceError) -> None:
         """See `Dialect.refuse`. A client that keeps sending unreadable frames is closed with 1008."""
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
-        self.outbox.say(relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms))
+        said = relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms, field=error.field)
+        self.outbox.say(said)
         if isinstance(error, BadRequest):
             self._bad_frames = [*self._bad_frames[1 - _BAD_FRAMES :], time.monotonic()]
             spread = self._bad_frames[-1] - self._bad_frames[0]
@@ -186,7 +188,7 @@ class CompatibleDialect:
             if frame.access_token:
                 await self._renew(frame.access_token)
             ask = frames.ask_of(frame, self.principal.asker, uuid4().hex)
-        if self.principal.identity.ended():
+        if not await self._may_ask():
             self._close(Closing(4401, CloseWhen.AFTER_TURNS))
         elif not self.outbox.follows:
             self.outbox.follow(_submit(self.turns, ask))
@@ -195,11 +197,19 @@ class CompatibleDialect:
         else:
             raise self.limits.too_many_asks()
 
+    async def _may_ask(self) -> bool:
+        """Whether the socket's token or key is still valid. Raises ServiceError above the key's rate."""
+        try:
+            await self.principal.confirm()
+        except AuthError:
+            return False
+        return not self.principal.identity.ended()
+
     async def _renew(self, token: str) -> None:
         """Take over a token in an ask if it verifies and is the same user's; else ignore it."""
         try:
             await self.principal.renew(token)
-        except AuthError:
+        except (AuthError, ScopeMissing):
             logger.info("token in an ask was ignored")
 
     def refuse(self, text: str, error: ServiceError) -> None:

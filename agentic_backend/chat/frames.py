@@ -25,7 +25,7 @@ from pydantic import (
 from agentic_backend.errors import BadRequest, MessageTooLong, RateLimited, UnknownType
 from agentic_backend.session.stream import Ask, HumanAnswer
 from backend_kit.auth import Credentials
-from backend_kit.wire import dumps
+from backend_kit.wire import dumps, field_of
 
 MAX_DEPTH: Final = 32
 """Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
@@ -216,9 +216,12 @@ def parse_native(text: str, max_message_chars: int, *, unknown: Literal["forbid"
     try:
         frame = _NATIVE.validate_python(value, extra=unknown)
     except ValidationError as error:
-        if any(problem["type"] == "union_tag_invalid" for problem in error.errors(include_input=False)):
-            raise UnknownType from None
-        raise BadRequest from None
+        problems = error.errors(include_url=False, include_input=False)
+        kind = problems[0]["type"]
+        if kind == "union_tag_invalid":
+            raise UnknownType(field="type") from None
+        field = "type" if kind == "union_tag_not_found" else field_of(problems, skip=1)
+        raise BadRequest(field=field) from None
     _check_length(frame, max_message_chars)
     return frame
 
@@ -230,12 +233,12 @@ def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
         raise BadRequest
     kind = value.get("type", "ask")
     if kind not in ("ask", "human_resume"):
-        raise UnknownType
+        raise UnknownType(field="type")
     model = CompatibleAsk if kind == "ask" else CompatibleHumanResume
     try:
         frame: CompatibleFrame = model.model_validate(value)
-    except ValidationError:
-        raise BadRequest from None
+    except ValidationError as error:
+        raise BadRequest(field=field_of(error.errors(include_url=False, include_input=False))) from None
     _check_length(frame, max_message_chars)
     return frame
 
@@ -243,12 +246,13 @@ def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
 def _check_length(frame: NativeFrame | CompatibleFrame, max_message_chars: int) -> None:
     """Raise MessageTooLong for a long message or a person's long answer, as text or as JSON."""
     said: Any = ""
+    field = "message"
     if isinstance(frame, NativeAsk | CompatibleAsk):
         said = frame.message
     elif isinstance(frame, HumanResume | CompatibleHumanResume):
-        said = frame.payload
+        said, field = frame.payload, "payload"
     if len(said if isinstance(said, str) else dumps(said)) > max_message_chars:
-        raise MessageTooLong
+        raise MessageTooLong(field=field)
 
 
 def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> Ask:

@@ -1,6 +1,5 @@
 """What a handshake contains: its token, its Origin and whether that is allowed, its trace, and its user."""
 
-import ipaddress
 import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -9,7 +8,18 @@ from urllib.parse import parse_qsl
 from starlette.requests import HTTPConnection
 
 from agentic_backend.chat.frames import Asker
-from backend_kit.auth import AuthError, Credentials, Headers, Identity, Verifier, bearer_of
+from backend_kit.auth import (
+    AuthError,
+    Credentials,
+    Headers,
+    Identity,
+    KeyScope,
+    ScopeMissing,
+    Verifier,
+    know_caller,
+    token_of,
+)
+from backend_kit.http import page_allowed
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
@@ -29,9 +39,16 @@ class Principal:
     """The user of a socket by its newest token. The user never changes; the token can be renewed."""
 
     def __init__(
-        self, identity: Identity, credentials: Credentials, traceparent: str | None, verifier: Verifier
+        self,
+        identity: Identity,
+        credentials: Credentials,
+        traceparent: str | None,
+        verifier: Verifier,
+        headers: Headers = (),
     ) -> None:
+        """`headers` are the handshake's: they may name the user for whom a key is used."""
         self.identity = identity
+        self._headers = tuple(headers)
         self.asker = Asker(identity.uid, credentials, traceparent)
         self._credentials = credentials
         self._verifier = verifier
@@ -41,21 +58,30 @@ class Principal:
 
         Raises AuthError if it does not verify or is another user's.
         """
-        identity = await self._verifier.verify(token)
-        if identity.uid != self.identity.uid:
+        identity, credentials = await know_caller(self._verifier, token, self._headers)
+        if identity.uid != self.identity.uid or credentials is None:
             raise AuthError("Invalid token")
+        if not identity.may(KeyScope.ASK):
+            raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
         self.identity = identity
-        self._credentials.renew(token)
+        self._credentials.renew(credentials)
+
+    async def confirm(self) -> None:
+        """Count one ask of a key, and look whether it is still valid. Raises AuthError if not, RateLimited's code above
+        its rate, and the database's error where nobody can tell."""
+        if self.identity.grant is not None:
+            await self.identity.grant.confirm()
 
 
 def credential_from(
     headers: Headers, subprotocols: Sequence[str] = (), query: bytes = b"", *, allow_query_token: bool = False
 ) -> tuple[str | None, TokenSource]:
-    """The token and where it was found: `Authorization: Bearer`, else subprotocol `bearer.<jwt>`, else `?token=`.
+    """The token and where it was found: `Authorization: Bearer` or `x-api-key`, else subprotocol `bearer.<token>`, else
+    `?token=`.
 
     `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
     """
-    token = bearer_of(headers)
+    token = token_of(headers)
     if token is not None:
         return token, TokenSource.HEADER
     for name in subprotocols:
@@ -68,12 +94,7 @@ def credential_from(
 def origin_allowed(
     origin: str | None, allowed: Collection[str], host: str | None, *, source: TokenSource, any_host: bool = False
 ) -> bool:
-    """Whether a WebSocket handshake with this `Origin` is allowed (docs/trust.md#E5). Comparison is exact.
-
-    Allowed are the origins of `allowed` (`security.authorized_origins`) and the page that this service serves
-    itself: the origin whose authority is the requested `Host`. A host name counts only with `any_host`, to be set
-    where callers are authenticated: without authentication, a foreign name that resolves to this machine (DNS
-    rebinding) would be same-origin too. IP addresses and `localhost` cannot be rebound.
+    """Whether a WebSocket handshake with this `Origin` is allowed (docs/trust.md#E5); pages as `page_allowed` says.
 
     No Origin means no browser: allowed with a token in the header or the query, and with no token at all, which the
     check of the credentials refuses next with its own close code. A subprotocol token is what browsers use, so one
@@ -81,24 +102,7 @@ def origin_allowed(
     """
     if origin is None:
         return source is not TokenSource.SUBPROTOCOL
-    if origin in allowed:
-        return True
-    scheme, separator, authority = origin.partition("://")
-    if scheme not in ("http", "https") or not separator or not authority or authority != host:
-        return False
-    return any_host or _is_address(authority)
-
-
-def _is_address(authority: str) -> bool:
-    """Whether `host[:port]` is an IP address or `localhost`."""
-    name = authority.partition("]")[0][1:] if authority.startswith("[") else authority.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return page_allowed(origin, allowed, host, any_host=any_host)
 
 
 def _query_token(query: bytes) -> str | None:

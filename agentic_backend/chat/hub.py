@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -20,15 +21,27 @@ from agentic_backend.chat.frames import Asker
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.chat.socket import ChatSocket, SocketMeters
-from agentic_backend.chat.sse import EventStream, read_body, read_last_event_id
+from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_body, read_last_event_id
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
-from backend_kit.auth import AuthError, Credentials, Identity, NoAuth, Verifier, header
+from backend_kit.auth import (
+    AuthError,
+    Credentials,
+    Identity,
+    KeyScope,
+    ScopeMissing,
+    Verifier,
+    header,
+    know_caller,
+    takes_any_token,
+)
 from backend_kit.http import request_id
-from backend_kit.wire import Code, message_for
+from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 TICK_S = 1.0
+RETRY_S = 2
+"""When a connection may be tried again that was refused for now, in seconds."""
 _LOOKS = 100
 """How many peers the tick checks before it yields: all 5,000 at a time blocked the loop for 10 ms every second."""
 
@@ -83,7 +96,7 @@ class SocketHub:
         """Check one handshake and, if it is accepted, run the socket until it closes."""
         refusal = self._refusal(websocket)
         if refusal is not None:
-            await websocket.send_denial_response(refusal)
+            await websocket.send_denial_response(_denial(refusal))
             return
         native = NativeDialect.subprotocol in websocket.scope.get("subprotocols", [])
         dialect = NativeDialect if native else CompatibleDialect
@@ -103,9 +116,9 @@ class SocketHub:
             self._metrics.limit_hit("max_message_chars")
             raise
         last_event_id = read_last_event_id(request.headers.get("last-event-id"))
-        refusal = self._refusal_of_stream(request, identity.uid)
+        refusal = self.refusal_of_stream(request, identity.uid)
         if refusal is not None:
-            return refusal
+            return _denial(refusal)
         number = request_id(request.scope)
         asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
 
@@ -115,11 +128,19 @@ class SocketHub:
                 follow.cursor = follow.turn.after(last_event_id)
             return follow
 
+        return self.event_stream(request, identity.uid, begin)
+
+    def event_stream(
+        self, request: Request, user_id: str, begin: Callable[[], Follow], writer: StreamWriter = NATIVE
+    ) -> EventStream:
+        """The answer that follows what `begin` returns, as `writer` says it: counted, checked and drained with the
+        others. To be asked for where `refusal_of_stream` has nothing against it."""
         return EventStream(
-            user_id=identity.uid,
+            user_id=user_id,
             begin=begin,
             watched=lambda stream: self._streaming(stream, _address(request)),
             delivered=self._meters.delivered,
+            writer=writer,
         )
 
     async def check_peers(self) -> None:
@@ -219,22 +240,17 @@ class SocketHub:
 
     async def _run(self, websocket: WebSocket, dialect: type[NativeDialect | CompatibleDialect], turns: Turns) -> None:
         scope = websocket.scope
-        token, _ = credential_from(
-            scope["headers"],
-            scope.get("subprotocols", []),
-            scope.get("query_string", b""),
-            allow_query_token=self._rules.allow_query_token,
-        )
         try:
-            # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
-            identity = await self._verifier.verify(token) if token else None
-        except AuthError:
-            identity = None
-        if identity is None or token is None:
+            known = await self._known(scope)
+        except ServiceError:  # a key that nobody can look up now: the client connects again
+            await websocket.close(1011)
+            return
+        if known is None:
             await websocket.close(4401)
             return
+        identity, credentials = known
         abort: Callable[[], None] = scope["state"]["abort"]
-        principal = Principal(identity, Credentials(token), traceparent_of(websocket), self._verifier)
+        principal = Principal(identity, credentials, traceparent_of(websocket), self._verifier, scope["headers"])
         socket = ChatSocket(
             websocket,
             dialect(Outbox(abort), principal, turns, self._limits),
@@ -254,6 +270,27 @@ class SocketHub:
             del self._sockets[socket]
             self._note_empty()
 
+    async def _known(self, scope: MutableMapping[str, Any]) -> tuple[Identity, Credentials] | None:
+        """The caller of a handshake; None without valid credentials, or with a key that may not ask.
+
+        Raises ServiceError where a key cannot be looked up.
+        """
+        headers = scope["headers"]
+        token, _ = credential_from(
+            headers,
+            scope.get("subprotocols", []),
+            scope.get("query_string", b""),
+            allow_query_token=self._rules.allow_query_token,
+        )
+        if not token:
+            # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
+            return None
+        try:
+            identity, credentials = await know_caller(self._verifier, token, headers)
+        except (AuthError, ScopeMissing):
+            return None
+        return (identity, credentials) if credentials is not None and identity.may(KeyScope.ASK) else None
+
     def _make_room(self, user_id: str) -> None:
         """The newest wins: above the user's limit, the oldest socket is closed with 4409."""
         limit = self._rules.sockets_per_user
@@ -269,16 +306,17 @@ class SocketHub:
     def _held_by(self, user_id: str) -> int:
         return sum(peer.user_id == user_id for peer in self._everyone)
 
-    def _refusal_of_stream(self, request: Request, user_id: str) -> JSONResponse | None:
-        """As `_refusal`; above the user's limit the newest is refused, as an older stream may be in mid-answer."""
+    def refusal_of_stream(self, request: Request, user_id: str) -> Code | None:
+        """Why no further stream is opened, or None. Above the user's limit the newest is refused, as an older stream
+        may be in mid-answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
             self._metrics.limit_hit("per_user_sockets")
-            return _denial(429, Code.RATE_LIMITED)
+            return Code.RATE_LIMITED
         return self._refusal(request)
 
-    def _refusal(self, connection: HTTPConnection) -> JSONResponse | None:
-        """The HTTP answer that refuses a handshake or a stream, or None."""
+    def is_foreign(self, connection: HTTPConnection) -> bool:
+        """Whether a page that may not call sends the request: it might ask, although it can read nothing."""
         rules = self._rules
         headers = connection.scope["headers"]
         _, source = credential_from(
@@ -289,17 +327,22 @@ class SocketHub:
         )
         origin = header(headers, b"origin")
         host = header(headers, b"host")
-        any_host = not isinstance(self._verifier, NoAuth)
-        if not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host):
-            return _denial(403, Code.FORBIDDEN)
+        any_host = not takes_any_token(self._verifier)
+        return not origin_allowed(origin, rules.authorized_origins, host, source=source, any_host=any_host)
+
+    def _refusal(self, connection: HTTPConnection) -> Code | None:
+        """Why a handshake or a stream is refused, or None."""
+        rules = self._rules
+        if self.is_foreign(connection):
+            return Code.FORBIDDEN
         if self.draining:
-            return _denial(503, Code.DRAINING)
+            return Code.DRAINING
         if rules.max_sockets and self._connected >= rules.max_sockets:
             self._metrics.limit_hit("max_sockets")
-            return _denial(503, Code.OVERLOADED)
+            return Code.OVERLOADED
         if rules.sockets_per_address and self._addresses[_address(connection)] >= rules.sockets_per_address:
             self._metrics.limit_hit("per_address_sockets")
-            return _denial(429, Code.RATE_LIMITED)
+            return Code.RATE_LIMITED
         return None
 
 
@@ -307,7 +350,8 @@ def _address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else "unknown"
 
 
-def _denial(status: int, code: Code) -> JSONResponse:
-    headers = {"Retry-After": "2"} if status in (429, 503) else None
+def _denial(code: Code) -> JSONResponse:
+    status = CODES[code].status
+    headers = {"Retry-After": f"{RETRY_S}"} if CODES[code].retryable else None
     body = {"detail": {"code": code.value, "message": message_for(code)}}
     return JSONResponse(body, status_code=status, headers=headers)

@@ -63,10 +63,18 @@ def native_delta(turn: Turn, seq: int, rank: int, channel: Channel, text: str) -
 
 
 def native_error(
-    code: Code, *, request_id: str, exchange_id: str | None = None, retry_after_ms: int | None = None
+    code: Code,
+    *,
+    request_id: str,
+    exchange_id: str | None = None,
+    retry_after_ms: int | None = None,
+    field: str | None = None,
 ) -> bytes:
-    """An error that belongs to no turn; `exchange_id` is the one that the refused frame named."""
+    """An error that belongs to no turn; `exchange_id` is the one that the refused frame named, `field` where in it the
+    fault is."""
     fields = _error_fields(code, None, request_id, retry_after_ms)
+    if field is not None:
+        fields["field"] = field
     if exchange_id is not None:
         fields["exchange_id"] = exchange_id
     return dumps(fields)

@@ -1,22 +1,24 @@
-"""The events of one turn over plain HTTP, for clients that have no socket: the native events as text/event-stream.
+"""The events of one turn over plain HTTP as text/event-stream, for clients that have no socket.
 
-The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does.
+The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does. What
+is written of it a `StreamWriter` says: our own of native events here, those of other protocols in `surfaces`.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentic_backend.chat import frames
-from agentic_backend.chat.follow import Follow, NativeEvent
+from agentic_backend.chat import frames, relay
+from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.socket import SendClock
 from agentic_backend.errors import BadRequest, UnknownType
-from agentic_backend.session.stream import Failed
+from agentic_backend.session.stream import Failed, Turn, TurnEvent
 from backend_kit.http import error_response
 
 _HEADERS = [
@@ -25,11 +27,8 @@ _HEADERS = [
     (b"cache-control", b"no-store, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_HEARTBEAT = b": heartbeat\n\n"
-
-
-class _Gone(Exception):  # not a failure: the client left
-    pass
+HEARTBEAT = b": heartbeat\n\n"
+"""A comment, which every reader of an event stream skips."""
 
 
 def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.HumanResume | frames.Resume:
@@ -40,7 +39,7 @@ def read_body(body: bytes, max_message_chars: int) -> frames.NativeAsk | frames.
         raise BadRequest from None
     frame = frames.parse_native(text, max_message_chars, unknown="ignore")  # as in every other REST body
     if not isinstance(frame, frames.NativeAsk | frames.HumanResume | frames.Resume):
-        raise UnknownType
+        raise UnknownType(field="type")
     return frame
 
 
@@ -49,8 +48,49 @@ def read_last_event_id(value: str | None) -> int | None:
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 10):
-        raise BadRequest
+        raise BadRequest(field="Last-Event-ID")
     return int(value)
+
+
+class StreamWriter(Protocol):
+    """How one stream says what happens in its turn. Sans I/O: it may keep what it has said, but waits for nothing."""
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Headers of the answer beside those of every stream, in lower case."""
+
+    @property
+    def heartbeat(self) -> bytes:
+        """What is sent after a silence."""
+
+    def write(self, turn: Turn, event: TurnEvent) -> bytes:
+        """What is sent for an event, the terminal one included; empty: nothing. Fragments of a message that have piled
+        up come as one."""
+
+    def refuse(self, request: Request, failure: Failed) -> Response:
+        """The answer to an ask that was refused before its turn began, in place of a stream."""
+
+
+class NativeWriter:
+    """The native events, each with its number as the event's id. Implements `StreamWriter`; all streams share it."""
+
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    heartbeat = HEARTBEAT
+
+    def write(self, turn: Turn, event: TurnEvent) -> bytes:
+        """See `StreamWriter`."""
+        # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
+        number = b"id: %d\n" % event.seq if event.seq else b""
+        kind, frame = relay.native_type(event.payload), relay.native(turn, event)
+        return b"%bevent: %b\ndata: %b\n\n" % (number, kind, frame)
+
+    def refuse(self, request: Request, failure: Failed) -> Response:
+        """See `StreamWriter`."""
+        retry_after_s = None if failure.retry_after_ms is None else failure.retry_after_ms / 1000
+        return error_response(request, failure.code, retry_after_s=retry_after_s, field=failure.field)
+
+
+NATIVE = NativeWriter()
 
 
 class EventStream(Response):
@@ -69,9 +109,11 @@ class EventStream(Response):
         begin: Callable[[], Follow],
         watched: Callable[["EventStream"], AbstractContextManager[None]],
         delivered: Callable[[float], None],
+        writer: StreamWriter = NATIVE,
     ) -> None:
         """`begin` returns the turn and the position to start from; `watched` is entered while the stream is open."""
         super().__init__()
+        self._writer = writer
         self.user_id = user_id
         self.clock = SendClock()
         self._begin = begin
@@ -80,22 +122,22 @@ class EventStream(Response):
         self._follow: Follow | None = None
         self._wake = asyncio.Event()
         self._silent = False
+        self._gone = False
         self._abort: Callable[[], None] | None = None
+        self._send_now: Callable[[bytes], bool] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
-        self._abort = scope["state"]["abort"]
+        state = scope["state"]
+        self._abort = state["abort"]
         with self._watched(self):
             self._follow = follow = self._begin()
             follow.turn.follow(self._wake.set)
+            state["on_gone"](self._leave)
             try:
-                async with asyncio.TaskGroup() as group:
-                    reader = group.create_task(_until_gone(receive), name="stream-reader")
-                    await self._write(follow, scope, receive, send)
-                    reader.cancel()
-            except* _Gone:
-                pass
+                await self._write(follow, scope, receive, send)
             finally:
+                state["on_gone"](None)
                 self._let_go(follow)
 
     @property
@@ -119,40 +161,50 @@ class EventStream(Response):
             self._abort()
 
     async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
-        turn = follow.turn
+        turn, writer = follow.turn, self._writer
         while follow.up_to_date and not turn.has_published and not self._silent:
-            await self._woken()
+            if not await self._woken():
+                return
         refusal = turn.events[turn.earlier].payload if turn.has_published else None
         if isinstance(refusal, Failed) and refusal.refused:
-            retry_after_s = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
-            response = error_response(Request(scope), refusal.code, retry_after_s=retry_after_s, field=refusal.field)
-            await response(scope, receive, send)
+            await writer.refuse(Request(scope), refusal)(scope, receive, send)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
+        send_now = scope["state"].get("send_now")  # not of every server
         while True:
             while not follow.up_to_date:
-                await self._send(send, _encode(follow.take_native()))
+                if said := writer.write(turn, follow.take()):
+                    await self._send(send, said)
+                    # The head goes with the first piece, through everything that may change it.
+                    self._send_now = send_now
             if turn.ended:
                 break
             if self._silent:
                 self._silent = False
-                await self._send(send, _HEARTBEAT)
-            else:
-                await self._woken()
+                await self._send(send, writer.heartbeat)
+            elif not await self._woken():
+                return
         await self._send(send, b"", more=False)
 
-    async def _woken(self) -> None:
+    def _leave(self) -> None:
+        self._gone = True
+        self._wake.set()
+
+    async def _woken(self) -> bool:
+        """Wait for something to send; False once the client has gone, to whom nothing can be."""
         await self._wake.wait()
         self._wake.clear()
+        return not self._gone
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         clock = self.clock
         clock.since = time.monotonic()
         try:
+            if more and self._send_now is not None and self._send_now(body):
+                return
             await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
-            clock.since = 0.0
-        clock.last_sent = time.monotonic()
+            clock.last_sent, clock.since = time.monotonic(), 0.0
 
     def _let_go(self, follow: Follow) -> None:
         """Stop following; cancel the turn if its ask says so and nobody else follows it."""
@@ -162,15 +214,3 @@ class EventStream(Response):
             self._delivered(follow.behind_s)
         elif turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _Gone
-
-
-def _encode(event: NativeEvent) -> bytes:
-    # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
-    number = b"id: %d\n" % event.seq if event.seq else b""
-    return b"%bevent: %b\ndata: %b\n\n" % (number, event.type, event.json)

@@ -67,8 +67,8 @@ class Caller:
     def headers(self) -> dict[str, str]:
         """The headers that say so. A token that no header can carry is left out."""
         headers: dict[str, str] = {}
-        if self.credentials is not None and _TOKEN.fullmatch(token := self.credentials.reveal()):
-            headers["Authorization"] = f"Bearer {token}"
+        if self.credentials is not None and _TOKEN.fullmatch(self.credentials.reveal()):
+            headers |= self.credentials.headers()
         if self.request_id:
             headers["X-Request-ID"] = self.request_id
         if self.traceparent is not None:

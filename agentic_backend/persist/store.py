@@ -91,7 +91,8 @@ class PostgresSessionStore:
             made = await self._queries.fetch("create_session", CREATE_SESSION, values)
         finally:
             self._creating.release()
-        if made and session.next_rank == 0:
+        # One that was there may have exchanges, which the cache would never see.
+        if made and made[0].is_new and session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
         return bool(made)
 

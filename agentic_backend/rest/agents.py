@@ -88,13 +88,13 @@ class UpdateAgent(_Body):
         tuning = self.tuning
         values = {one.key: one.default for one in tuning.fields}
         if len(values) != len(tuning.fields):
-            raise BadRequest("duplicate field")
+            raise BadRequest("duplicate field", field="tuning.fields")
         if len(set(self.starters)) != len(self.starters):
-            raise BadRequest("duplicate starter")
+            raise BadRequest("duplicate starter", field="starters")
         try:
             storable_json(values)
         except ValueError:
-            raise BadRequest("a value that cannot be stored") from None
+            raise BadRequest("a value that cannot be stored", field="tuning.fields") from None
         fields = tuple(FieldSpec(key=key, default=value) for key, value in values.items())
         servers = tuple(McpServerRef(id=one.id) for one in tuning.mcp_servers)
         own = self.model_dump(exclude={"tuning", "chat_options", "further_models", "starters"})
@@ -154,9 +154,9 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
     editor = Annotated[CreatedAgents, Depends(editable)]
 
     @router.get("/agents")
-    async def agents(identity: caller) -> list[dict[str, Any]]:  # noqa: ARG001 - the route is for known callers
-        """The agents that may be asked, with the models that a turn of each may choose."""
-        return services().catalog.list()
+    async def agents(identity: caller) -> list[dict[str, Any]]:
+        """The agents that the caller may ask, with the models that a turn of each may choose."""
+        return [agent for agent in services().catalog.list() if identity.may_ask(agent["id"])]
 
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor) -> Response:

@@ -202,7 +202,7 @@ async def _received(request: Request, max_bytes: int) -> FormData:
     if declared.isdigit() and int(declared) > max_bytes:
         raise AttachmentTooLarge
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise BadRequest("not multipart/form-data")
+        raise BadRequest("not multipart/form-data", field="Content-Type")
 
     async def counted() -> AsyncGenerator[bytes, None]:
         received = 0
@@ -225,9 +225,9 @@ def _fields(form: FormData) -> tuple[UploadFile, str]:
     """The two parts of an upload. Raises `BadRequest` if one is missing."""
     file, session_id = form.get("file"), form.get("session_id")
     if not isinstance(file, UploadFile):
-        raise BadRequest("no file")
+        raise BadRequest("no file", field="file")
     if not isinstance(session_id, str) or not 0 < len(session_id) <= 64:
-        raise BadRequest("no session_id")
+        raise BadRequest("no session_id", field="session_id")
     return file, session_id
 
 

@@ -37,8 +37,10 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
     ) -> dict[str, Any]:
         """Latency and tokens of the caller's own answers, over time and by group."""
         begin, stop = _utc(start), _utc(end)
-        if not _fits(begin, stop, precision) or not set(agg) <= _ASKED.keys():
-            raise BadRequest
+        if not set(agg) <= _ASKED.keys():
+            raise BadRequest(field="agg")
+        if not _fits(begin, stop, precision):
+            raise BadRequest(field="end")
         groups = list(dict.fromkeys(groupby))
         buckets = await figures().buckets(identity.uid, begin, stop, precision, groups, _MAX_BUCKETS)
         return {

@@ -57,7 +57,7 @@ def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices
     async def set_preferences(session_id: SessionId, body: Preferences, identity: caller) -> dict[str, Any]:
         """Replace the session's preferences, by at most 16 KiB."""
         if len(dumps(body.preferences)) > MAX_BYTES:
-            raise TooLarge
+            raise TooLarge(field="preferences")
         state = services()
         with state.kpi.phase("session_write"):
             session = await state.store.change(session_id, identity.uid, preferences=body.preferences)

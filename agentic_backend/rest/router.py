@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
@@ -15,7 +16,7 @@ from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
-from agentic_backend.errors import MessageNotFound, SessionNotFound
+from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
@@ -23,9 +24,11 @@ from agentic_backend.rest.configuration import PublicSettings, add_configuration
 from agentic_backend.rest.documents import ReadableDocuments, add_documents
 from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback
+from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
 from backend_kit.auth import Identity
@@ -34,6 +37,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads
 
 _MAX_TITLE_CHARS = 200
+_VERSION_OF_DOORS = 5
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 """The native `ask` or `resume`; docs/schema/native-client.schema.json has the complete schema."""
 
@@ -45,12 +49,13 @@ Storable = Annotated[str, AfterValidator(storable)]
 
 
 class CreateSession(BaseModel):
-    """Body of `POST /chatbot/session`; both keys may be left out."""
+    """Body of `POST /chatbot/session`; each key may be left out. A `session_id` is a UUID of the client's own."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     agent_id: Annotated[Storable, Field(max_length=128)] | None = None
     title: Annotated[Storable, Field(max_length=_MAX_TITLE_CHARS)] | None = None
+    session_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,10 @@ class ChatServices:
     views: KpiViews
     feedback: FeedbackStore
     attachments: AttachmentServices
+    keys: KeyServices
     figures: ChatFigures
     public: PublicSettings
-    max_sessions_per_user: int
-    limit_hit: Callable[[str], None]
+    sessions: Sessions
 
 
 def build_routes(services: Callable[[], ChatServices], identify: Callable[..., Any], base: str) -> list[BaseRoute]:
@@ -89,6 +94,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_kpi(kpi, lambda: services().views, caller)
     add_feedback(chat, lambda: services().feedback, caller)
     add_attachments(chat, lambda: services().attachments, caller)
+    add_keys(chat, lambda: services().keys, caller)
     add_export(chat, services, caller)
     add_chat_metrics(kpi, lambda: services().figures, caller)
     add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
@@ -121,15 +127,19 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         """Make a session. Without `agent_id` its agent is the first enabled one."""
         state = services()
         wanted = body or CreateSession()
-        agent = state.catalog.get(wanted.agent_id or state.catalog.default_id() or "")
-        with state.kpi.phase("session_write"):
-            limit = state.max_sessions_per_user
-            session = Session.new(identity.uid, agent.id, (wanted.title or "").strip())
-            if not await state.store.create(session, limit):
-                state.limit_hit("max_concurrent_sessions_per_user")
-                # The text is that of the original; clients match it.
-                raise HTTPException(403, f"Session limit reached ({limit} sessions per user).")
-        state.registry.update(session)
+        agent = state.catalog.get(_agent_id(state.catalog, wanted.agent_id, identity))
+        title = (wanted.title or "").strip()
+        try:
+            with state.kpi.phase("session_write"):
+                if wanted.session_id is None:
+                    session = await state.sessions.make(Session.new(identity.uid, agent.id, title))
+                else:
+                    session = await _open(state, wanted.session_id, Session.new(identity.uid, agent.id, title))
+        except SessionLimitReached as error:
+            # The text is that of the original; clients match it.
+            raise HTTPException(403, f"Session limit reached ({error.most} sessions per user).") from None
+        if session.agent_id != agent.id:
+            raise Conflict(field="agent_id")
         return session.wire()
 
     @router.get("/chatbot/sessions")
@@ -145,7 +155,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         with state.kpi.phase("session_list"):
             sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials)
-        names = {agent["id"]: agent["name"] for agent in state.catalog.list()}
+        names = state.catalog.names()
         return [_with_files(session, names) for session in sessions]
 
     @router.delete("/chatbot/session/{session_id}")
@@ -160,6 +170,18 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
                 raise SessionNotFound
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True
+
+
+async def _open(state: ChatServices, chosen: UUID, like: Session) -> Session:
+    """The session of an id that the client has chosen. Raises `Conflict` for one of version 5 that is not there yet.
+
+    Doors make those of their user and a name: who knows both could take another user's conversation away before it
+    begins.
+    """
+    id_ = str(chosen)
+    if chosen.version == _VERSION_OF_DOORS and await state.store.get(id_, like.user_id) is None:
+        raise Conflict(field="session_id")
+    return await state.sessions.open(id_, like.user_id, like.agent_id, like.title)
 
 
 def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
@@ -190,6 +212,17 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         if found is None:
             raise MessageNotFound
         return _json(found)
+
+
+def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
+    """The agent of a new session: the first enabled one that the caller may ask, without another. Raises
+    `AgentNotFound` for one that their key may not use."""
+    if wanted is None and identity.grant is not None and identity.grant.agents is not None:
+        wanted = next(filter(identity.may_ask, catalog.ids()), "")
+    chosen = wanted or catalog.default_id() or ""
+    if not identity.may_ask(chosen):
+        raise AgentNotFound
+    return chosen
 
 
 def _cut_text(message: bytes, limit: int | None, offset: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
-from backend_kit.auth import Credentials
+from backend_kit.auth import Credentials, KeyScope
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,10 @@ class Leftovers:
         self._now = asyncio.Event()
 
     def note_owner(self, user_id: str, credentials: Credentials | None, *, at_once: bool = False) -> None:
-        """Note that a user's token is available to delete their leftovers. Never waits."""
+        """Note that a user's token, or a key that may ingest, is available to delete their leftovers. Never waits."""
+        grant = None if credentials is None else credentials.grant
+        if grant is not None and not grant.may(KeyScope.INGEST):
+            return
         self._owners.pop(user_id, None)
         self._owners[user_id] = credentials
         if len(self._owners) > _MAX_OWNERS:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from agentic_backend.agent.people import said_in
@@ -19,6 +20,7 @@ from agentic_backend.events import (
     Step,
     TextEnds,
     Thought,
+    result_part,
     text_part,
     utc_now,
 )
@@ -113,11 +115,19 @@ class Exchange:
         """Create, keep and publish the user's message, or reuse `asked` if it was asked before."""
         rank = self._take_rank()
         if asked is None:
-            asked = self._message("user", "final", [text_part(self.ask.message)], {}, rank)
+            asked = self._message("user", "final", self._asked_parts(), self._noted({}), rank)
         else:
             self.messages.append(asked)
         self.turn.publish(Whole(asked))
         return asked
+
+    def _asked_parts(self) -> list[Part]:
+        """The question; where a client lets the agent go on from results of its own tools, these."""
+        ask = self.ask
+        if ask.message or not ask.given:
+            return [text_part(ask.message)]
+        results = list(takewhile(lambda item: item.role == "tool", reversed(ask.given)))
+        return [result_part(item.call_id, item.text) for item in reversed(results)] or [text_part("")]
 
     def go_on(self, earlier: tuple[ChatMessage, ...]) -> None:
         """Keep the messages of the run that waited for a person: they were published then."""
@@ -144,7 +154,13 @@ class Exchange:
         encoded = dumps(answer)
         if len(encoded) > _DECISION_BYTES:
             decision.update(answer=encoded[:_DECISION_BYTES].decode(errors="ignore"), cut=True)
-        return [text_part(said_in(asked, answer))], {"extras": {"decision": decision}}
+        return [text_part(said_in(asked, answer))], self._noted({"decision": decision})
+
+    def _noted(self, extras: dict[str, Any]) -> dict[str, Any]:
+        """The metadata of what the user said, with what the door notes beside it."""
+        note = self.ask.note
+        extras = extras if note is None else {**extras, "note": note}
+        return {"extras": extras} if extras else {}
 
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.

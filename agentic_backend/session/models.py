@@ -34,6 +34,11 @@ class Session:
         """A session with a new id: 11 url-safe characters, 64 bits of randomness."""
         return cls(secrets.token_urlsafe(8), user_id, agent_id, title, utc_now())
 
+    @classmethod
+    def with_id(cls, session_id: str, user_id: str, agent_id: str, title: str) -> "Session":
+        """A session with an id of its client's."""
+        return cls(session_id, user_id, agent_id, title, utc_now())
+
     def advanced(self, next_rank: int, title: str) -> "Session":
         """This session after one more turn."""
         return replace(self, next_rank=next_rank, title=title, updated_at=utc_now(), version=self.version + 1)
@@ -85,6 +90,21 @@ class Rerun:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorRerun(Rerun):
+    """The same of an ask with what only doors send: `given` is its conversation (`HistoryItem.stored`), None where the
+    stored one counts."""
+
+    given: list[dict[str, Any]] | None = None
+    client_tools: tuple[dict[str, Any], ...] = ()
+    turn_s: float | None = None
+
+    @classmethod
+    def decode(cls, fields: dict[str, Any]) -> Rerun:
+        """That of a record: one of its own where the record has more than `Rerun` knows."""
+        return cls(**fields) if "given" in fields else Rerun(**fields)
+
+
+@dataclass(frozen=True, slots=True)
 class AskRecord:
     """Notes that a turn has begun. Written without waiting before the model is called; after a crash the next process
     runs the turn again by itself if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages
@@ -117,7 +137,7 @@ class AskRecord:
             Session(**fields["session"]),
             ChatMessage.build(**fields["message"]),
             None if earlier is None else tuple(ChatMessage.build(**message) for message in earlier),
-            None if rerun is None else Rerun(**rerun),
+            None if rerun is None else DoorRerun.decode(rerun),
         )
 
     def begun_again(self) -> "AskRecord":

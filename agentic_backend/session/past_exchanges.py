@@ -178,7 +178,7 @@ class StoredExchange:
     def _end(self, ask: Ask, session: Session) -> Payload:
         extras = self._extras
         if self.awaits:
-            return Awaiting(self.asked_of_person, self.messages[:-1], session)
+            return Awaiting(self.asked_of_person, self.messages[:-1], session, extras.get("usage"))
         if self._answer is None or extras.get("status") == "interrupted":
             return Cancelled(self.messages, session)
         if "error" in extras:

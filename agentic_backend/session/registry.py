@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from agentic_backend.errors import (
+    AgentNotFound,
     Conflict,
     Draining,
     ExchangeNotFound,
@@ -24,10 +25,11 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
 from agentic_backend.session.restarts import RestartRules, Restarts
 from agentic_backend.session.store import CutOffTurns, TurnLog
-from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Turn
+from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
 from backend_kit.aio import TaskRegistry
+from backend_kit.auth import KeyScope, ScopeMissing
 from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
@@ -56,9 +58,11 @@ class RegistryRules:
 
 @dataclass(slots=True)
 class _Slot:
-    """A session of this process: its state after its last turn, the running turn, the waiting ones."""
+    """A session of this process: its state after its last turn, that turn's exchange, the running turn, the waiting
+    ones."""
 
     known: KnownSession | None = None
+    newest: str | None = None
     running: Turn | None = None
     waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
 
@@ -112,12 +116,13 @@ class TurnRegistry:
         """
         key = (ask.user_id, ask.exchange_id)
         known = self._turns.get(key) or self._ended.get(key)
-        if known is not None and ask.human is None and _same(known.ask, ask):
-            return known
         # An answer to a remembered question: the events of the exchange continue from there.
         before = known if ask.human is not None and known is not None and _awaits(known, ask) else None
         turn = Turn(ask, before)
         try:
+            _expect_allowed(ask)
+            if known is not None and ask.human is None and _same(known.ask, ask):
+                return known
             if known is not None and before is None:
                 raise _conflict_with(known, ask)
             self._admit(ask)
@@ -177,6 +182,23 @@ class TurnRegistry:
         elif session.next_rank == 0:
             self._slot(key).known = self._runner.memory.know(session)
         # Otherwise its first turn reads it, together with its exchange ids.
+
+    def newest(self, session_id: str, user_id: str) -> Turn | None:
+        """The turn that gave the session's newest answer; None where only storage can tell: another one runs or has
+        failed, it is kept no longer, or other processes run turns of the session."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is None or slot.running is not None or slot.known is None or not self._runner.alone:
+            return None
+        turn = self._ended.get((user_id, slot.newest or ""))
+        end = turn.events[-1].payload if turn is not None else None
+        # An older exchange that was only told again is not the newest.
+        is_last = isinstance(end, Final) and end.messages[-1].rank + 1 == slot.known.session.next_rank
+        return turn if is_last else None
+
+    def session_of(self, session_id: str, user_id: str) -> Session | None:
+        """The session as this process last knew it; None if it does not remember it."""
+        slot = self._slots.get((user_id, session_id))
+        return None if slot is None or slot.known is None else slot.known.session
 
     def knows(self, session_id: str, user_id: str, within_s: float) -> bool:
         """Whether a turn of the session runs, waits, or was here in the last `within_s` seconds."""
@@ -286,6 +308,7 @@ class TurnRegistry:
                     changed = known.session.preferring(turn.preferences).titled(turn.title)
                     known = replace(known, session=changed)
                 slot.known = known if self._rules.by_session else None
+                slot.newest = ask.exchange_id
             finally:
                 self._free(slot_key, slot)
         except SessionBusy as error:
@@ -327,6 +350,7 @@ class TurnRegistry:
                     slot.waiting.remove((place, turn))  # it would count against those who do wait
                 raise
         slot.running = turn
+        turn.follows = slot.newest
 
     def _free(self, key: _Key, slot: _Slot) -> None:
         while slot.waiting:
@@ -403,6 +427,15 @@ def _conflict_with(known: Turn, ask: Ask) -> ServiceError:
     if ask.human is None:
         return Conflict()
     return NotAwaiting() if known.ask.session_id == ask.session_id else ExchangeNotFound()
+
+
+def _expect_allowed(ask: Ask) -> None:
+    """Raise ScopeMissing or AgentNotFound for an ask beyond its key. Here, since every door hands its asks in here."""
+    grant = None if ask.credentials is None else ask.credentials.grant
+    if grant is not None and not grant.may(KeyScope.ASK):
+        raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
+    if grant is not None and not grant.may_ask(ask.agent_id):
+        raise AgentNotFound
 
 
 def _same(one: Ask, other: Ask) -> bool:

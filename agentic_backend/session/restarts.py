@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from agentic_backend.errors import Draining, HistoryUnavailable, StorageFull
-from agentic_backend.session.models import AskRecord
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.models import AskRecord, DoorRerun
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
 from agentic_backend.session.store import CutOffTurns
 from agentic_backend.session.stream import Ask, HumanAnswer, Turn
@@ -131,6 +132,8 @@ def ask_of(cut: AskRecord) -> Ask:
     """The ask of a cut-off turn as this process runs it: nobody's credentials, no follower, and the same answer."""
     rerun, session = cut.rerun, cut.session
     assert rerun is not None
+    of_door = rerun if isinstance(rerun, DoorRerun) else DoorRerun(rerun.agent_id)
+    given = of_door.given
     return Ask(
         session_id=session.id,
         agent_id=rerun.agent_id,
@@ -145,4 +148,7 @@ def ask_of(cut: AskRecord) -> Ask:
         human=None if rerun.human is None else HumanAnswer(rerun.human),
         model=rerun.model,
         lenient=True,  # a model that is no longer offered is no reason to leave the question without an answer
+        given=None if given is None else tuple(HistoryItem.of_stored(item) for item in given),
+        client_tools=tuple(of_door.client_tools),
+        turn_s=of_door.turn_s,
     )

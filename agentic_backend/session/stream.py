@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
 from agentic_backend.events import Channel, ChatMessage
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import AskRecord, Durability, Session
 from backend_kit.auth import Credentials
 from backend_kit.wire import Code, dumps, message_for
@@ -42,6 +43,13 @@ class Ask:
     `credentials` are the user's latest, for the services that the agent calls on their behalf. With `human` it is not
     a new question but continues the exchange; `message` is then set once that was found. `model` is the id of the
     requested model; with `lenient`, one that the agent does not offer is ignored instead of refused.
+
+    `given` is the conversation before `message` as the client sent it: the agent sees it in place of the stored one.
+    Where it ends with results of the client's tools, `message` may be empty: the agent goes on from them.
+    `client_tools` are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not
+    take them (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in
+    seconds. `note` is what a door needs to read the exchange again: JSON, kept with the question, or with the person's
+    answer, as `metadata.extras.note`.
     """
 
     session_id: str
@@ -60,6 +68,10 @@ class Ask:
     human: HumanAnswer | None = None
     model: str | None = None
     lenient: bool = False
+    given: tuple[HistoryItem, ...] | None = None
+    client_tools: tuple[dict[str, Any], ...] = ()
+    turn_s: float | None = None
+    note: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +141,13 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """The run waits for a person, who is asked `payload`; `messages` are the exchange so far."""
+    """The run waits for a person, who is asked `payload`; `messages` are the exchange so far. `usage` is what its model
+    calls took, as in the metadata of an answer; None where it is not known."""
 
     payload: dict[str, Any]
     messages: tuple[ChatMessage, ...]
     session: Session
+    usage: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +385,8 @@ class Turn:
 
     Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that continues
     after a person was asked is a separate turn, which begins with the `earlier` events of the one before. `cut` is the
-    record of the run that the end of a process cut off, where the service runs it again by itself.
+    record of the run that the end of a process cut off, where the service runs it again by itself. `follows` is the id
+    of the exchange that this process ran before it in its session, None if it ran none or does not remember it.
     """
 
     def __init__(self, ask: Ask, before: "Turn | None" = None, *, cut: AskRecord | None = None) -> None:
@@ -380,9 +395,10 @@ class Turn:
         self.events: EventLog = EventLog(None if before is None else before.events)
         self.earlier = len(self.events)
         self._seq = self.events[-1].seq if self.events else 0
+        self.follows: str | None = None
         self.ended = False
         self.ended_at = 0.0
-        self.bytes_held: int = 0 if before is None else before.bytes_held
+        self.bytes_held: int = _given_weight(ask) if before is None else before.bytes_held
         self.cancel_requested = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
@@ -500,6 +516,13 @@ def _weight(payload: Payload) -> int:
     if isinstance(payload, Cited):
         return 400 + len(dumps(payload.hits))
     return 400
+
+
+def _given_weight(ask: Ask) -> int:
+    """The same of the conversation that came with an ask: each text, and as it is sent to a model."""
+    calls = [call for item in ask.given or () for call in item.calls]
+    texts = sum(200 + 2 * len(item.text) for item in ask.given or ())
+    return texts + sum(200 + 2 * len(call.arguments) for call in calls)
 
 
 def _message_weight(message: ChatMessage) -> int:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
@@ -24,7 +24,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
-from agentic_backend.session.models import AskRecord, Durability, Rerun, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, DoorRerun, Durability, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
 from agentic_backend.session.stream import (
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 MODEL_PREFERENCE = "model"
 """The session preference that names the model of asks without one."""
+_GIVEN_BYTES = 64 * 1024
+"""Of what a client sent with its question, that is written to the disk so that the turn can run again."""
 _REST_S = 12 * 3600.0
 """A session that was used within this time cannot have been pruned meanwhile: retention counts whole days."""
 
@@ -55,12 +57,13 @@ _REST_S = 12 * 3600.0
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
     is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
-    them."""
+    them. `kept` is whether anything of a turn is stored."""
 
     turn_s: float
     restore_max_exchanges: int
     keep_thoughts: bool = False
     authenticated: bool = False
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,11 @@ class TurnRunner:
         self._leases = leases
         self._titles = titles
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other process runs turns of the same sessions."""
+        return self._leases is None
+
     async def run_turn(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         """Run the turn to its terminal event. Returns the session's state after it, None if it does not exist.
 
@@ -155,7 +163,7 @@ class TurnRunner:
                 if turn.cut is not None:
                     raise
                 self._not_begun(turn, known, error, ledger)
-                return known
+                return None if isinstance(error, SessionNotFound) else known
             self._metrics.admission_wait.observe(waited_s)
             try:
                 return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
@@ -237,8 +245,7 @@ class TurnRunner:
         if turn.cut is not None:
             self._expect_rerun(turn.cut, known, stored, agent)
         model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
-        with phase("history_restore"):
-            history, checkpoint = await self._remembered(ask, session, agent)
+        history, checkpoint = await self._history(ask, session, agent)
         prepared = _Prepared(session, agent, history, lease, model, checkpoint)
         if ask.human is not None:
             return replace(prepared, **_continuation(turn, known, stored))
@@ -247,14 +254,18 @@ class TurnRunner:
             return replace(prepared, session=stored.before(session), asked=stored.question)
         return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
 
-    async def _remembered(self, ask: Ask, session: Session, agent: TurnAgent) -> tuple[Sequence[HistoryItem], str]:
-        """The last exchanges, and the checkpoint from which the agent goes on if none of them names one: exchanges of
-        other agents and failed ones count among the last, too."""
-        history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
-        # A question to a person names its checkpoint itself.
-        if session.next_rank == 0 or ask.human is not None or not agent.misses_state(ask.session_id, history):
-            return history, ""
-        return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)
+    async def _history(self, ask: Ask, session: Session, agent: TurnAgent) -> tuple[Sequence[HistoryItem], str]:
+        """The conversation before the question: what the client sent, else the last exchanges, and the checkpoint from
+        which the agent goes on if none of them names one: exchanges of other agents and failed ones count among the
+        last, too."""
+        if ask.given is not None:
+            return ask.given, ""
+        with phase("history_restore"):
+            history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
+            # A question to a person names its checkpoint itself.
+            if session.next_rank == 0 or ask.human is not None or not agent.misses_state(ask.session_id, history):
+                return history, ""
+            return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)
 
     def _expect_rerun(
         self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
@@ -328,7 +339,7 @@ class TurnRunner:
         # Who wanted it stopped when their connection breaks has lost it with this process.
         if ask.on_disconnect == "cancel" or not self._may_rerun(prepared.agent, continued=prepared.waited is not None):
             return None
-        return Rerun(
+        rerun = Rerun(
             agent_id=ask.agent_id,
             model=prepared.model,
             runtime_context=ask.runtime_context,
@@ -336,6 +347,7 @@ class TurnRunner:
             request_id=ask.request_id,
             human=None if ask.human is None else ask.human.payload,
         )
+        return rerun if ask.given is None and not ask.client_tools and ask.turn_s is None else _of_door(rerun, ask)
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
         """Let the agent answer. Never raises: each way to end is a value, so that all are recorded alike."""
@@ -357,11 +369,13 @@ class TurnRunner:
             model=prepared.model,
             restarted=exchange.turn.restarted,
             checkpoint=prepared.checkpoint,
+            client_tools=ask.client_tools if prepared.agent.client_tools else (),
+            kept=self._rules.kept,
         )
         try:
             with phase("stream_agent_response"):
                 try:
-                    async with asyncio.timeout(self._rules.turn_s) as deadline:
+                    async with asyncio.timeout(ask.turn_s or self._rules.turn_s) as deadline:
                         answer = await prepared.agent.run(run)
                 except Waiting as waiting:  # seen in here: the phase did not fail
                     return _Ending("ok", None, None, waiting.payload)
@@ -423,7 +437,7 @@ class TurnRunner:
         if not exchange.session.title and (answered or ending.question is not None):
             turn.publish(SessionChanged(session))
         if ending.question is not None:
-            turn.publish(Awaiting(ending.question, messages[:-1], session))
+            turn.publish(Awaiting(ending.question, messages[:-1], session, _used(messages[-1])))
         elif ending.status == "cancelled":
             turn.publish(Cancelled(messages, session))
         elif ending.code is not None:
@@ -465,6 +479,8 @@ class TurnRunner:
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
         extras.update(exchange.told_extras)
+        if exchange.turn.restarted:
+            extras["restarted"] = True
         if (usage := usage_of(ledger)) is not None:
             extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}
@@ -552,6 +568,19 @@ def _has_ended(stored: StoredExchange, turn: Turn) -> bool:
     return turn.ask.human is None or (turn.cut is not None and not stored.awaits)
 
 
+def _of_door(rerun: Rerun, ask: Ask) -> Rerun | None:
+    """The rerun of an ask that brought its own conversation or tools; None if these are too much for the spool."""
+    given = None if ask.given is None else [item.stored() for item in ask.given]
+    if len(dumps([given, ask.client_tools])) > _GIVEN_BYTES:
+        return None
+    return DoorRerun(
+        **{one.name: getattr(rerun, one.name) for one in fields(rerun)},
+        given=given,
+        client_tools=ask.client_tools,
+        turn_s=ask.turn_s,
+    )
+
+
 def _resume(ask: Ask, prepared: _Prepared) -> ResumedRun | None:
     if prepared.waited is None or ask.human is None:
         return None
@@ -570,6 +599,12 @@ def refuse(turn: Turn, error: ServiceError) -> None:
             field=error.field,
         )
     )
+
+
+def _used(placeholder: ChatMessage) -> dict[str, Any] | None:
+    """What the model calls of a run that waits took, as it is stored."""
+    used: dict[str, Any] | None = placeholder.metadata["extras"].get("usage")
+    return used
 
 
 def _in_ms(seconds: float | None) -> int | None:

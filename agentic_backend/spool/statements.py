@@ -41,12 +41,13 @@ _MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":'
     || '","role":' || to_json(role)::text || ',"channel":' || to_json(channel)::text
     || ',"parts":' || parts_json::text || ',"metadata":' || metadata_json::text || '}' AS message"""
 
-# An id is 64 random bits, so if it exists already, our first attempt stored it and its answer was lost.
+# An id of ours is 64 random bits: if it exists already, our first attempt stored it and its answer was lost. One that a
+# client chose may be there, even another user's, which the caller finds out. `xmax` is 0 where the row was inserted.
 CREATE_SESSION = text("""
 INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version)
 SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version
 WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_session(:user_id, :most)
-ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING session_id
+ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING xmax = 0 AS is_new
 """)
 
 # The server decides whether it has rested, since its clock wrote `used_at`: retention deletes by that clock too.

@@ -22,6 +22,7 @@ from agentic_backend.session.store import Leases
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.session.turn_report import TurnReports
+from agentic_backend.session.unkept import unkept_turns
 from agentic_backend.settings import AgentSettings
 from agentic_backend.spool.cache import RememberedExchange
 from agentic_backend.verdict import Windows
@@ -195,6 +196,7 @@ class TurnProcess:
             assert kit is not None
             self._agent_id = agents[0].id
             agents = Catalog(agents, kit, checkpoints=checkpoints, hosting=hosting)
+        reports = TurnReports(kpi, metrics, Windows(), acked_by_database=False)
         runner = TurnRunner(
             store=storage,
             log=storage,
@@ -202,20 +204,24 @@ class TurnProcess:
             admission=self.admission,
             metrics=metrics,
             kpi=kpi,
-            reports=TurnReports(kpi, metrics, Windows(), acked_by_database=False),
+            reports=reports,
             rules=rules or TurnRules(_TURN_S, _EXCHANGES),
             leases=leases,
             memory=memory,
         )
         self.registry = TurnRegistry(runner=runner, admission=self.admission, log=storage, tasks=tasks)
+        self.unkept = unkept_turns(agents, self.admission, metrics, kpi, reports, tasks, _TURN_S, name="unkept")
 
     def begin_again(self, ready: Callable[[], Awaitable[Any]] = known) -> None:
         """Run again what an earlier process left, once `ready` returns."""
         self.registry.begin_again(self._storage, ready, RestartRules(pause_s=0.0))
 
-    def ask(self, exchange_id: str, message: str = "hello", agent_id: str | None = None, **more: Any) -> Turn:
-        """Begin a turn of the first agent or of another one; `more` are further fields of `Ask`."""
+    def ask(
+        self, exchange_id: str, message: str = "hello", agent_id: str | None = None, *, kept: bool = True, **more: Any
+    ) -> Turn:
+        """Begin a turn of the first agent or of another one, of which nothing is stored where it is not `kept`; `more`
+        are further fields of `Ask`."""
         given = {"session_id": "s1", "user_id": USER, "received_at": 0.0, **more}
-        return self.registry.submit(
+        return (self.registry if kept else self.unkept).submit(
             Ask(agent_id=agent_id or self._agent_id, message=message, exchange_id=exchange_id, **given)
         )

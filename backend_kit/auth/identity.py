@@ -1,10 +1,11 @@
 """A caller's identity and credentials, and the error for callers without valid ones."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn
 
+from backend_kit.auth.grant import Grant, KeyScope
 from backend_kit.wire import Code, ServiceError
 
 AuthDetail = Literal[
@@ -34,7 +35,8 @@ class Identity:
     """A verified caller. `uid` owns sessions and documents; the rest is for display and permissions.
 
     `expires_at` is the token's end in seconds since the epoch, None where it has none (auth off). It takes no part
-    in equality: a renewed token is the same caller.
+    in equality: a renewed token is the same caller. `grant` is what an API key allows of what this user may do, None
+    for a caller with a token of their own, who may do all of it.
     """
 
     uid: str
@@ -43,31 +45,55 @@ class Identity:
     groups: tuple[str, ...] = ()
     roles: frozenset[str] = frozenset()
     expires_at: float | None = field(default=None, compare=False)
+    grant: Grant | None = field(default=None, compare=False, repr=False)
 
     def ended(self, leeway_s: float = 0.0, *, clock: Clock = time.time) -> bool:
-        """Whether the token has run out, by the wall clock."""
+        """Whether the token has run out, by the wall clock, or the key was revoked."""
+        if self.grant is not None and self.grant.ended():
+            return True
         return self.expires_at is not None and clock() >= self.expires_at + leeway_s
+
+    def may(self, scope: KeyScope) -> bool:
+        """Whether the caller's key has the scope; a token has all."""
+        return self.grant is None or self.grant.may(scope)
+
+    def may_ask(self, agent_id: str) -> bool:
+        """Whether the caller's key may use this agent."""
+        return self.grant is None or self.grant.may_ask(agent_id)
 
 
 class Credentials:
-    """A caller's newest access token, only for calls to downstream services. All users of the object share renewals.
+    """A caller's newest access token or key, only for calls to downstream services. All users of the object share
+    renewals.
 
     It cannot be pickled, copied, encoded as JSON or printed, so that putting a token by mistake into a graph's state,
-    a log line or a row fails at that place. `reveal` is the only access; call it where the header is built.
+    a log line or a row fails at that place. `reveal` and `headers` are the only access; call them where the header is
+    built.
     """
 
-    __slots__ = ("_access_token",)
+    __slots__ = ("_access_token", "_naming", "grant")
 
-    def __init__(self, access_token: str) -> None:
+    def __init__(
+        self, access_token: str, grant: Grant | None = None, naming: Callable[[], Mapping[str, str]] | None = None
+    ) -> None:
+        """`grant`: of a key, what it allows. `naming` makes the headers that name the user for whom it is used."""
         self._access_token = access_token
+        self._naming = naming
+        self.grant = grant
 
     def reveal(self) -> str:
         """The token itself, for an Authorization header."""
         return self._access_token
 
-    def renew(self, access_token: str) -> None:
+    def headers(self) -> dict[str, str]:
+        """The headers by which another service of this deployment knows the same caller."""
+        return {"Authorization": f"Bearer {self._access_token}", **(self._naming() if self._naming else {})}
+
+    def renew(self, newer: "Credentials | str") -> None:
         """Replace the token by the caller's newer one, which later calls send."""
-        self._access_token = access_token
+        if isinstance(newer, str):
+            newer = Credentials(newer)
+        self._access_token, self._naming, self.grant = newer._access_token, newer._naming, newer.grant
 
     def __repr__(self) -> str:
         return "Credentials(***)"
@@ -97,3 +123,8 @@ def bearer_of(headers: Headers) -> str | None:
     """The token of `Authorization: Bearer`. An empty token is none."""
     scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def token_of(headers: Headers) -> str | None:
+    """The token of `Authorization: Bearer`, else the key of `x-api-key`."""
+    return bearer_of(headers) or (header(headers, b"x-api-key") or "").strip() or None

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 import jwt
 
+from backend_kit.auth.acting import RESERVED
 from backend_kit.auth.identity import AuthError, Clock, Identity
 from backend_kit.auth.keys import IssuerKeys
 
@@ -209,7 +210,7 @@ def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
 def identity_from(claims: Mapping[str, Any], client_id: str) -> Identity:
     """The claims of docs/contract.md#claims as an Identity. Raises `AuthError` for a `sub` that cannot be stored."""
     uid = claims.get("sub")
-    if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid):
+    if not isinstance(uid, str) or not 0 < len(uid) <= _MAX_UID_CHARS or not _storable(uid) or uid.startswith(RESERVED):
         raise AuthError("Invalid token")
     access = claims.get("resource_access")
     client = access.get(client_id) if isinstance(access, Mapping) else None

@@ -1,13 +1,16 @@
 """The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
+from backend_kit.http.cors import Cors
 from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
+from backend_kit.http.origins import page_allowed
 from backend_kit.http.routes import add_api_docs, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
 __all__ = [
     "BodyLimit",
     "CannotListen",
+    "Cors",
     "CutShort",
     "HttpMetrics",
     "RequestId",
@@ -20,6 +23,7 @@ __all__ = [
     "health_router",
     "install_error_handlers",
     "listen",
+    "page_allowed",
     "refusals",
     "request_id",
     "serve",

@@ -4,14 +4,14 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from fastapi import HTTPException, Request, Response, Security
 from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend_kit.auth import Credentials, Identity, NoAuth, Verifier, bearer_of, header
+from backend_kit.auth import Identity, RouteScopes, Verifier, header, know_caller, takes_any_token, token_of
 from backend_kit.kpi.activity import Activity
 from backend_kit.wire import Code, dumps, message_for
 
@@ -118,13 +118,17 @@ def route_of(scope: MutableMapping[str, Any]) -> str:
 class BodyLimit:
     """Refuses bodies above `limit_bytes` with 413 `too_large`: immediately by Content-Length, else while reading.
 
-    On `file_paths` a `multipart/*` body passes: the routes that take files have their own limits. On any other path the
-    content type makes no difference, or a JSON route would read anything that is labelled multipart.
+    Routes below `own_errors` render it themselves, as an HTTPException of reading the body. On `file_paths` a
+    `multipart/*` body passes: the routes that take files have their own limits. On any other path the content type
+    makes no difference, or a JSON route would read anything that is labelled multipart.
     """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = (), own_errors: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._limit = limit_bytes
+        self._own_errors = tuple(own_errors)
         self._file_paths = frozenset(file_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +137,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = header(scope["headers"], b"content-length") or ""
-        if declared.isdigit() and int(declared) > self._limit:
+        too_large = declared.isdigit() and int(declared) > self._limit
+        if too_large and not scope["path"].startswith(self._own_errors):
             # `close`: the rest of the body is not read.
             body = dumps({"detail": _too_large(scope)})
             await Response(body, 413, {"Connection": "close"}, "application/json")(scope, receive, send)
@@ -142,9 +147,9 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal received
-            message = await receive()
+            message: Message = {} if too_large else await receive()
             received += len(message.get("body", b""))
-            if received > self._limit:
+            if too_large or received > self._limit:
                 # FastAPI turns any other error of reading a body into a 400.
                 raise HTTPException(413, _too_large(scope))
             return message
@@ -162,25 +167,39 @@ def _too_large(scope: Scope) -> dict[str, str]:
 
 
 _SCHEME: Final = HTTPBearer(
-    auto_error=False, scheme_name="bearer", bearerFormat="JWT", description="A token of the configured issuer."
+    auto_error=False,
+    scheme_name="bearer",
+    bearerFormat="JWT",
+    description="A token of the configured issuer, or an API key, which `x-api-key` may carry, too.",
 )
 
 
-def bearer(verifier: Verifier) -> Callable[..., Awaitable[Identity]]:
-    """A dependency that returns the `Identity` behind `Authorization: Bearer`. Raises `AuthError`, rendered as 401.
+_SECURITY: Final[Any] = Security(_SCHEME)
 
-    `request.state.credentials` has the token itself, for calls on the caller's behalf; None without one.
+
+def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..., Awaitable[Identity]]:
+    """A dependency that returns the `Identity` behind `Authorization: Bearer` or `x-api-key`.
+
+    Raises `AuthError`, rendered as 401, and for a key `ScopeMissing` where `scopes` does not let it use the route,
+    `KeyTooFast` above its rate. Without `scopes` no key may use any route.
+
+    `request.state.credentials` has what passes the caller on, for calls on their behalf; None without a token.
     If callers are verified, the OpenAPI document marks each route that depends on it.
     """
+    table = scopes or RouteScopes({})
 
     async def identity(request: Request) -> Identity:
-        token = bearer_of(request.scope["headers"])
-        caller = await verifier.verify(token)
-        request.state.credentials = Credentials(token) if token else None
+        headers = request.scope["headers"]
+        caller, credentials = await know_caller(verifier, token_of(headers), headers)
+        if caller.grant is not None:
+            caller.grant.spend()
+            table.check(caller.grant, request.method, route_of(request.scope))
+        request.state.credentials = credentials
         return caller
 
-    # FastAPI documents what a dependency depends on; the scheme itself decides nothing.
-    async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)]) -> Identity:  # noqa: ARG001 - for the document
+    # FastAPI documents what a dependency depends on; the scheme itself decides nothing. A default, so that routes which
+    # are not FastAPI's may call it with a request alone.
+    async def documented(request: Request, scheme: Any = _SECURITY) -> Identity:  # noqa: ARG001 - for the document
         return await identity(request)
 
-    return identity if isinstance(verifier, NoAuth) else documented
+    return identity if takes_any_token(verifier) else documented

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import AuthError
 from backend_kit.http.context import REQUEST_ID_HEADER, request_id
-from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
+from backend_kit.wire import CODES, Code, ServiceError, dumps, field_of, message_for
 
 CAUSE_HEADER = "X-Cause"
 logger = logging.getLogger(__name__)
@@ -26,12 +27,24 @@ def refusals() -> dict[int | str, dict[str, Any]]:
     return {info.status: {"description": "`detail.code` says why", "content": _REFUSED} for info in CODES.values()}
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Render `ServiceError`, `AuthError`, validation errors and uncaught exceptions. 404 and 405 stay FastAPI's."""
+def install_error_handlers(app: FastAPI, cors_headers: Callable[[Request], Mapping[str, str]] = lambda _: {}) -> None:
+    """Render `ServiceError`, `AuthError`, validation errors and uncaught exceptions. 404 and 405 stay FastAPI's.
+
+    `cors_headers` are those of an answer to a request, for what is sent around the middleware that adds them.
+    """
+
+    async def unhandled(request: Request, error: Exception) -> Response:
+        # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line. It
+        # sends it outside of all middleware.
+        logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
+        response = error_response(request, Code.INTERNAL, with_request_id=True)
+        response.headers.update(cors_headers(request))
+        return response
+
     app.add_exception_handler(AuthError, _auth_error)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(Exception, _unhandled)
+    app.add_exception_handler(Exception, unhandled)
 
 
 def error_response(
@@ -68,15 +81,10 @@ async def _service_error(request: Request, error: Exception) -> Response:
     return error_response(request, error.code, retry_after_s=error.retry_after_s, cause=error.cause, field=error.field)
 
 
-async def _validation_error(request: Request, _error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
     # FastAPI's own body quotes the input, tokens included (docs/libraries.md#U11).
-    return error_response(request, Code.BAD_REQUEST)
-
-
-async def _unhandled(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again after this response, so uvicorn logs its traceback just after this line.
-    logger.error("request %s failed: %s", request_id(request.scope), type(error).__name__)
-    return error_response(request, Code.INTERNAL, with_request_id=True)
+    return error_response(request, Code.BAD_REQUEST, field=field_of(error.errors(), skip=1))
 
 
 class CutShort(Response):

@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with a deadline for the head of a request (docs/libraries.md#U12)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
@@ -22,17 +23,22 @@ class HandshakeTimeoutHttp(H11Protocol):
     silently if nothing came. Bytes that trickle in do not extend the time.
 
     Nothing else is timed here. For a client that does not read its answer, the application finds `abort` in
-    `scope["state"]`, as with sockets, and the kernel drops what stays unread.
+    `scope["state"]`, as with sockets, and the kernel drops what stays unread. Beside it, `send_now` sends a further
+    piece of a streamed answer where that need not wait: a tenth of the work of an ASGI `send` through all middleware;
+    and `on_gone` calls back when the client has gone, so that no task has to wait for it.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, {**app_state, "abort": self.abort}, _loop)
+        ours = {"abort": self.abort, "send_now": self.send_now, "on_gone": self.on_gone}
+        super().__init__(config, server_state, {**app_state, **ours}, _loop)
         # An access line would have the path and the query; the metrics count requests by route instead.
         self.access_log = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
+        self._gone = False
+        self._when_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn types it
         """Start the clock of the first head."""
@@ -45,6 +51,29 @@ class HandshakeTimeoutHttp(H11Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Call this when the connection ends, at once if it has, instead of what was to be called; None: nothing.
+
+        Whoever sets one takes it back at the end of the answer: the connection may be used for another.
+        """
+        self._when_gone = callback
+        if self._gone and callback is not None:
+            callback()
+
+    def send_now(self, body: bytes) -> bool:
+        """Send a further piece of the answer, whose head has no length and is on its way; whether it was sent.
+
+        False, for a client that is behind, has gone, or knows no chunks (HTTP/1.0): then `send` does what is right.
+        """
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or cycle.response_complete or cycle.disconnected:
+            return False
+        if self.flow.write_paused or cycle.scope["http_version"] != "1.1":
+            return False
+        if body:  # an empty chunk is the end of an answer
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
     def data_received(self, data: bytes) -> None:
         """Read; the clock runs while no request is in progress, whatever is sent."""
         if self._idle and self._head_timer is None:
@@ -56,9 +85,12 @@ class HandshakeTimeoutHttp(H11Protocol):
             self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, which must not outlive the connection."""
+        """Stop the timer, which must not outlive the connection, and tell who waits for its end."""
         self._disarm()
         super().connection_lost(exc)
+        self._gone = True
+        if self._when_gone is not None:
+            self._when_gone()
 
     @property
     def _idle(self) -> bool:

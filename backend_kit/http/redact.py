@@ -6,6 +6,8 @@ import traceback
 from typing import Final
 from urllib.parse import unquote_plus
 
+from backend_kit.auth.api_keys import PREFIX
+
 LOGGERS = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "websockets.server", "asyncio")
 
 MAX_MESSAGE_CHARS: Final = 2 * 1024
@@ -22,11 +24,14 @@ _WHITE = " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u2028\u2029"
 _ENDS_VALUE = frozenset(f"&;\"'{_WHITE}")
 _ENDS_BEARER = frozenset(f",\"'\\{_WHITE}")
 _BEFORE_BEARER = frozenset(f".{_WHITE}")
+_BEGINNINGS: Final = ("eyJ", PREFIX)
+"""Of a JWT, and of an API key."""
 _ENDS_JWT = frozenset(f"\"'\\,;&?={_WHITE}")
 
 
 def redact(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
-    """`text` without the values of token parameters of a query, bearer credentials and anything that begins as a JWT.
+    """`text` without the values of token parameters of a query, bearer credentials and anything that begins as a JWT or
+    an API key.
 
     One pass, linear in what it reads, over the first `max_chars` characters; the rest is omitted, with a note. It runs
     on the event loop for any client's input, so no pattern here may backtrack.
@@ -61,9 +66,9 @@ def _shown(pieces: list[str]) -> list[str]:
                 ends, bearer = _ENDS_BEARER, False
                 continue
             bearer = piece[-6:].lower() == "bearer"
-            plain, jwt, _ = piece.partition("eyJ")
-            shown.append(plain + _HIDDEN if jwt else piece)
-            ends = _ENDS_JWT if jwt else None
+            begin = min((found for sign in _BEGINNINGS if (found := piece.find(sign)) >= 0), default=-1)
+            shown.append(piece[:begin] + _HIDDEN if begin >= 0 else piece)
+            ends = _ENDS_JWT if begin >= 0 else None
         word = "" if at % 2 else piece
     return shown
 

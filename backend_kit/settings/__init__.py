@@ -3,6 +3,8 @@
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
+    Origin,
     Port,
     Positive,
     Seconds,
@@ -13,6 +15,7 @@ from backend_kit.settings.base import (
 )
 from backend_kit.settings.load import config_hash, load, load_or_exit
 from backend_kit.settings.models import (
+    ApiKeySecurity,
     App,
     BasePath,
     HttpClientLimits,
@@ -23,12 +26,15 @@ from backend_kit.settings.models import (
 )
 
 __all__ = [
+    "ApiKeySecurity",
     "App",
     "BasePath",
     "Count",
     "HttpClientLimits",
     "HttpUrl",
+    "Listed",
     "ModelTimeout",
+    "Origin",
     "Port",
     "Positive",
     "Postgres",

@@ -1,9 +1,9 @@
 """Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
 
 class SettingsError(Exception):
@@ -70,6 +70,19 @@ def http_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _origin(value: str) -> str:
+    """A browser origin: scheme, host and port, and nothing else, since it is compared byte for byte."""
+    url = http_url(value)
+    if url != value or urlsplit(url).path or urlsplit(url).query or urlsplit(url).fragment:
+        raise SettingsRefused("must be an origin: scheme://host[:port] and nothing after it")
+    if url != url.lower():
+        raise SettingsRefused("must be in lower case, as browsers send it")
+    return url
+
+
+Listed: Final = Strict(False)
+"""Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
+Origin = Annotated[str, AfterValidator(_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]

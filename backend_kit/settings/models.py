@@ -8,6 +8,8 @@ from pydantic import Field, SecretStr, model_validator
 from backend_kit.settings.base import (
     Count,
     HttpUrl,
+    Listed,
+    Origin,
     Port,
     Positive,
     RootSection,
@@ -69,27 +71,6 @@ class UserSecurity(Section):
     """Signature algorithm of the issuer. Tokens signed with another one are refused."""
 
 
-class Security(Section):
-    """Authentication of callers. Origins of browsers concern only the service that serves a page."""
-
-    ignored_keys: ClassVar[tuple[str, ...]] = (
-        "m2m",
-        "rebac",
-        "authorized_origins",
-        "allow_query_token",
-        "operator_roles",
-    )
-
-    user: UserSecurity = UserSecurity()
-    allow_insecure: bool = False
-    """Start even though authentication is off and `app.address` is not loopback: everybody who reaches the port is
-    `admin`."""
-    hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Name of the environment variable that holds the shared secret of HS256 tokens; none = no shared secret."""
-    hs256_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
-    """The shared secret, at least 32 characters. Set it through that variable, not in the file."""
-
-
 class Postgres(Section):
     """The database, and the connection pool for reads and small writes."""
 
@@ -116,6 +97,52 @@ class Postgres(Section):
     """Age in seconds at which a connection is replaced; -1 = never, 0 = before each use."""
     pool_pre_ping: bool = False
     """Whether each connection is tested before it is used, which costs one more round trip."""
+
+
+class KeysPostgres(Postgres):
+    """The database of API keys. Each process opens two connections at most, and only once a key has come."""
+
+    password: SecretStr | None = None
+    """Password of the role; set through TURNWISE_KEYS_PASSWORD."""
+
+
+class ApiKeySecurity(Section):
+    """API keys (docs/keys.md)."""
+
+    enabled: bool = True
+    """Whether API keys are accepted. If not, what looks like one is refused, and none can be made."""
+    postgres: KeysPostgres | None = None
+    """Database in which the keys are, its password set through TURNWISE_KEYS_PASSWORD; none = `storage.postgres`.
+    Knowledge flow needs it where it has a database of its own: the keys are in that of the agentic service."""
+    act_as_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Name of the environment variable that holds the secret with which front ends sign the name of their user
+    (`X-OpenWebUI-User-Jwt`, HS256); both services need the same. None = they name their user by plain headers."""
+    act_as_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
+    """The secret, at least 32 characters. Set it through that variable, not in the file. With it plain headers are
+    refused."""
+    provider_users: bool = False
+    """Whether a key may name users of the identity provider, by their `sub`. If not, those whom a front end names are
+    always users of their own."""
+
+
+class Security(Section):
+    """Authentication of callers, and the web pages they may use."""
+
+    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "allow_query_token", "operator_roles")
+
+    user: UserSecurity = UserSecurity()
+    authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
+    """Origins of other pages that may use the service from a browser (CORS), compared exactly; there is no wildcard.
+    The agentic service's sockets and event streams, and `/mcp` of both, answer pages of all others with 403. Its own
+    page needs no entry, except by host name while authentication is off."""
+    allow_insecure: bool = False
+    """Start even though authentication is off and `app.address` is not loopback: everybody who reaches the port is
+    `admin`."""
+    hs256_secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Name of the environment variable that holds the shared secret of HS256 tokens; none = no shared secret."""
+    hs256_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
+    """The shared secret, at least 32 characters. Set it through that variable, not in the file."""
+    api_keys: ApiKeySecurity = ApiKeySecurity()
 
 
 class ModelTimeout(Section):
@@ -156,7 +183,10 @@ class ServiceSettings(RootSection):
     served."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = ("scheduler", "frontend_settings")
-    env_named: ClassVar[dict[str, str]] = {"security.hs256_secret_env": "security.hs256_secret"}
+    env_named: ClassVar[dict[str, str]] = {
+        "security.hs256_secret_env": "security.hs256_secret",
+        "security.api_keys.act_as_secret_env": "security.api_keys.act_as_secret",
+    }
 
     app: App
     security: Security = Security()

@@ -2,5 +2,6 @@
 
 from backend_kit.wire.codes import CODES, Code, ServiceError, message_for
 from backend_kit.wire.encoding import InvalidJson, dumps, loads, normalized
+from backend_kit.wire.fields import field_of
 
-__all__ = ["CODES", "Code", "InvalidJson", "ServiceError", "dumps", "loads", "message_for", "normalized"]
+__all__ = ["CODES", "Code", "InvalidJson", "ServiceError", "dumps", "field_of", "loads", "message_for", "normalized"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from backend_kit.parent_death import with_parent_death_signal
 from turnwise.errors import StartRefused
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.ports import WantedPort, require_free_ports
 
 

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_kit.auth import Identity
+
 Vector = NDArray[np.float32]
 """A unit vector of the embedder: one dimension, float32."""
 READS_LIBRARY: Final = """(t.owner_id = :reader OR t.everyone OR :reader = ANY(t.reader_users)
@@ -37,6 +39,19 @@ class Reader:
 
     user_id: str
     groups: tuple[str, ...] = ()
+    libraries: frozenset[str] | None = None
+    """The libraries to which the caller's key is limited, None without such a limit."""
+
+    @classmethod
+    def of(cls, identity: Identity) -> "Reader":
+        """The reader that a caller is."""
+        return cls(identity.uid, identity.groups, None if identity.grant is None else identity.grant.libraries)
+
+    def within(self, libraries: Sequence[str] | None) -> tuple[str, ...] | None:
+        """Those of the named libraries that the limit leaves; None: wherever they may read. Empty: nowhere."""
+        if self.libraries is None:
+            return None if libraries is None else tuple(libraries)
+        return tuple(sorted(self.libraries.intersection(self.libraries if libraries is None else libraries)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,22 +69,22 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         async def keep(file: ReceivedFile, fields: dict[str, str]) -> dict[str, Any]:
             session_id = fields.get("session_id")
             if session_id is None or not is_id(session_id):
-                raise BadRequest("session_id is not an id")
-            return await state.fast.ingest(file, session_id, Reader(identity.uid, identity.groups))
+                raise BadRequest("session_id is not an id", field="session_id")
+            return await state.fast.ingest(file, session_id, Reader.of(identity))
 
         return await _one_file(request, state, keep)
 
     @router.delete("/ingest/{document_uid}", status_code=204)
     async def delete_attachment(document_uid: Id, identity: caller, session_id: SessionId | None = None) -> None:
         """Delete one attachment: its owner only."""
-        reader = Reader(identity.uid, identity.groups)
+        reader = Reader.of(identity)
         if not await services().attachments.delete(reader, document_uid, session_id):
             raise HTTPException(404, "Attachment not found.")
 
     @router.delete("/ingest")
     async def delete_attachments(session_id: SessionId, identity: caller) -> dict[str, int]:
         """Delete all attachments of a session of the caller's."""
-        reader = Reader(identity.uid, identity.groups)
+        reader = Reader.of(identity)
         return {"deleted": await services().attachments.delete_session(reader, session_id)}
 
     return router

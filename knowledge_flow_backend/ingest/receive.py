@@ -56,9 +56,9 @@ class Upload:
         try:
             value = loads(self.fields.get("metadata_json") or "{}")
         except InvalidJson:
-            raise BadRequest("metadata_json is not JSON") from None
+            raise BadRequest("metadata_json is not JSON", field="metadata_json") from None
         if not isinstance(value, dict):
-            raise BadRequest("metadata_json is not an object")
+            raise BadRequest("metadata_json is not an object", field="metadata_json")
         return value
 
 
@@ -73,7 +73,7 @@ async def receive(
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise BadRequest("not multipart/form-data")
+        raise BadRequest("not multipart/form-data", field="Content-Type")
     form = _Form(staging, limits, upload)
     events = _Events()
     parser = MultipartParser(

@@ -84,7 +84,7 @@ async def receive_files(request: Request, staging: Staging, limits: UploadLimits
     except ClientDisconnect:
         raise BadRequest("the client went away") from None
     if not upload.files:
-        raise BadRequest("no files")
+        raise BadRequest("no files", field="files")
 
 
 async def _destination(state: IngestServices, identity: Identity, upload: Upload) -> Destination:
@@ -93,10 +93,10 @@ async def _destination(state: IngestServices, identity: Identity, upload: Upload
     tags = metadata.get("tags") or []
     source_tag = metadata.get("source_tag")
     if not isinstance(tags, list) or len(tags) > _MAX_TAGS or not all(is_id(tag) for tag in tags):
-        raise BadRequest("tags is not a list of ids")
+        raise BadRequest("tags is not a list of ids", field="metadata_json.tags")
     if source_tag is not None and (not isinstance(source_tag, str) or not is_id(source_tag)):
-        raise BadRequest("source_tag is not a name")
-    reader = Reader(identity.uid, identity.groups)
+        raise BadRequest("source_tag is not a name", field="metadata_json.source_tag")
+    reader = Reader.of(identity)
     chosen = tuple(dict.fromkeys(tags))
     if not await state.intake.owns(reader, chosen):
         raise HTTPException(404, "Library not found.")

@@ -185,7 +185,10 @@ class Intake:
         self.lease_s = lease_s
 
     async def owns(self, reader: Reader, tags: Sequence[str]) -> bool:
-        """Whether all these libraries exist and belong to the caller."""
+        """Whether all these libraries exist and belong to the caller; where their key is limited to some, whether the
+        documents go into these alone."""
+        if reader.libraries is not None and not (tags and reader.libraries.issuperset(tags)):
+            return False
         if not tags:
             return True
         rows = await self._statements.rows("own_tags", _OWN_TAGS, {"tags": list(tags), "user": reader.user_id})

@@ -225,4 +225,4 @@ def _not_found(what: str) -> HTTPException:
 
 
 def _reader(identity: Identity) -> Reader:
-    return Reader(identity.uid, identity.groups)
+    return Reader.of(identity)

@@ -1,6 +1,7 @@
 """The statements of libraries and documents, as constant text: each value is a parameter, the caller's rights too.
 
-`reader`, `groups`: who asks. `uid`: a document. `id`: a library.
+`reader`, `groups`: who asks. `within`: the ids of the libraries that their key is limited to, null without a limit.
+`uid`: a document. `id`: a library.
 """
 
 # ruff: noqa: S608 - the parts that are joined here are constants of this project
@@ -11,15 +12,18 @@ from sqlalchemy import text
 
 from knowledge_flow_backend.index.models import READS_LIBRARY
 
-_READS: Final = f"""(d.owner_id = :reader OR EXISTS (
+_WITHIN: Final = "(CAST(:within AS text[]) IS NULL OR t.id = ANY(CAST(:within AS text[])))"
+_READS_TAG: Final = f"({READS_LIBRARY} AND {_WITHIN})"
+_OWN: Final = "(d.owner_id = :reader AND (CAST(:within AS text[]) IS NULL OR d.session_id IS NOT NULL))"
+_READS: Final = f"""({_OWN} OR EXISTS (
     SELECT 1 FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
-    WHERE dt.document_uid = d.uid AND {READS_LIBRARY}))"""
+    WHERE dt.document_uid = d.uid AND {_READS_TAG}))"""
 
 _DOCUMENT_COLUMNS: Final = f"""d.uid, d.owner_id, d.title, d.file_name, d.file_path, d.mime_type, d.type, d.source_tag,
     d.author, d.language, d.license, d.confidential, d.created, d.modified, d.content_hash, d.size_bytes, d.version,
     d.retrievable, d.status, d.stages, d.error, d.chunk_count, d.token_count, d.ingested_at, d.updated_at,
     (SELECT COALESCE(json_agg(json_build_array(t.id, t.name) ORDER BY t.path, t.name), '[]')
-     FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {READS_LIBRARY}) AS tags"""
+     FROM document_tags dt JOIN tags t ON t.id = dt.tag_id WHERE dt.document_uid = d.uid AND {_READS_TAG}) AS tags"""
 
 DOCUMENT: Final = text(f"SELECT {_DOCUMENT_COLUMNS} FROM documents d WHERE d.uid = :uid AND {_READS}")
 OWNER: Final = text(f"SELECT d.owner_id FROM documents d WHERE d.uid = :uid AND {_READS}")
@@ -29,6 +33,10 @@ RETRIEVABLE: Final = text(
 )
 MARKDOWN: Final = text(
     f"""SELECT json_build_object('content', c.markdown)::text FROM documents d
+    JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
+)
+TEXT: Final = text(
+    f"""SELECT d.title, d.file_name, length(c.markdown), substr(c.markdown, :start, :limit) FROM documents d
     JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid AND {_READS}"""
 )
 # With the first piece: most files have no other. `version` keeps the pieces of two uploads apart.
@@ -55,7 +63,7 @@ CHUNK: Final = text(
 _FILTER: Final = f"""d.session_id IS NULL AND {_READS}
     AND (CAST(:uids AS text[]) IS NULL OR d.uid = ANY(CAST(:uids AS text[])))
     AND (CAST(:tags AS text[]) IS NULL OR EXISTS (SELECT 1 FROM document_tags dt JOIN tags t ON t.id = dt.tag_id
-         WHERE dt.document_uid = d.uid AND t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY}))
+         WHERE dt.document_uid = d.uid AND t.id = ANY(CAST(:tags AS text[])) AND {_READS_TAG}))
     AND (CAST(:status AS text) IS NULL OR d.status = :status)
     AND (CAST(:retrievable AS boolean) IS NULL OR d.retrievable = :retrievable)
     AND (CAST(:words AS text) IS NULL OR strpos(lower(d.file_name || ' ' || d.title), lower(:words)) > 0)"""
@@ -73,8 +81,8 @@ BROWSE: Final = {
 
 _TAG_COLUMNS: Final = """t.id, t.name, t.path, t.type, t.description, t.owner_id, t.everyone, t.created_at,
     t.updated_at, (SELECT count(*) FROM document_tags dt WHERE dt.tag_id = t.id) AS documents"""
-TAGS: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE {READS_LIBRARY} ORDER BY t.path, t.name, t.id")
-TAG: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE t.id = :id AND {READS_LIBRARY}")
+TAGS: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE {_READS_TAG} ORDER BY t.path, t.name, t.id")
+TAG: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE t.id = :id AND {_READS_TAG}")
 ADD_TAG: Final = text(
     """INSERT INTO tags (id, name, path, type, description, owner_id)
     VALUES (:id, :name, :path, :type, :description, :reader)"""
@@ -128,7 +136,7 @@ CHANGING: Final = text(
 # Locked against deletion: a document that is put into a library stays in it.
 LOCK_TAGS: Final = text(
     f"""SELECT t.id, t.owner_id = :reader AS own FROM tags t
-    WHERE t.id = ANY(CAST(:tags AS text[])) AND {READS_LIBRARY} ORDER BY t.id FOR SHARE"""
+    WHERE t.id = ANY(CAST(:tags AS text[])) AND {_READS_TAG} ORDER BY t.id FOR SHARE"""
 )
 NAME_TAKEN: Final = text(
     """SELECT 1 FROM documents d JOIN documents o
@@ -138,7 +146,11 @@ NAME_TAKEN: Final = text(
         AND (EXISTS (SELECT 1 FROM document_tags t WHERE t.document_uid = o.uid AND t.tag_id = u.id)
             OR EXISTS (SELECT 1 FROM ingest_jobs j WHERE j.document_uid = o.uid AND u.id = ANY(j.tag_ids)))) LIMIT 1"""
 )
-TAKE_OUT: Final = text("DELETE FROM document_tags WHERE document_uid = :uid AND tag_id <> ALL(CAST(:tags AS text[]))")
+# What stands in a library outside the key's limit stays there.
+TAKE_OUT: Final = text(
+    """DELETE FROM document_tags t WHERE t.document_uid = :uid AND t.tag_id <> ALL(CAST(:tags AS text[]))
+    AND (CAST(:within AS text[]) IS NULL OR t.tag_id = ANY(CAST(:within AS text[])))"""
+)
 PUT_IN: Final = text(
     """INSERT INTO document_tags (document_uid, tag_id) SELECT :uid, u.id FROM unnest(CAST(:tags AS text[])) AS u(id)
     ON CONFLICT DO NOTHING"""

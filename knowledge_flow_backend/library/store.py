@@ -67,6 +67,16 @@ class UnknownLibrary(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """Part of the canonical text of a document. `total_chars` is the length of all of it."""
+
+    title: str
+    file_name: str
+    total_chars: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RawFile:
     """A file as it was uploaded. `pieces` raise `Conflict` where it is replaced or gone before the last of them."""
 
@@ -128,7 +138,10 @@ class Library:
         return _tag(rows[0]) if rows else None
 
     async def add_tag(self, reader: Reader, tag: NewTag) -> dict[str, Any]:
-        """Create a library of the reader's own. Raises `Conflict` where they have one of that name there."""
+        """Create a library of the reader's own. Raises `Conflict` where they have one of that name there, `Forbidden`
+        where their key is limited to others."""
+        if reader.libraries is not None:
+            raise Forbidden("the key is limited to libraries")
         tag_id = secrets.token_hex(12)
         values = {"name": tag.name, "path": tag.path, "type": tag.type, "description": tag.description}
         await self._statements.rows("add_tag", statements.ADD_TAG, {**values, "id": tag_id, "reader": reader.user_id})
@@ -217,6 +230,8 @@ class Library:
         attachment, while new content is written, and where a library holds another document of that path.
         """
         tags = list(dict.fromkeys(tag_ids))
+        if reader.libraries is not None and not tags:
+            raise UnknownLibrary  # outside all of its libraries the key could not see it any more
         async with self._statements.transaction() as connection:
             # Before any lock: the write of a large document holds its row for minutes.
             await _refuse_changing(connection, reader, uid)
@@ -227,7 +242,7 @@ class Library:
             place = {"uid": uid, "tags": tags}
             if await connection.execute("name_taken", statements.NAME_TAKEN, place):
                 raise Conflict("a document of that path stands there")
-            await connection.execute("take_out", statements.TAKE_OUT, place)
+            await connection.execute("take_out", statements.TAKE_OUT, {**_who(reader), **place})
             await connection.execute("put_in", statements.PUT_IN, place)
             await connection.execute("touch", statements.TOUCH, {"uid": uid})
         return await self.document(reader, uid)
@@ -265,6 +280,12 @@ class Library:
         """`{"content": …}` with the canonical text that the offsets of chunks count in, as Postgres encoded it."""
         rows = await self._statements.rows("markdown", statements.MARKDOWN, _key(reader, uid))
         return rows[0][0].encode() if rows else None
+
+    async def text(self, reader: Reader, uid: str, offset: int, limit: int) -> TextPart | None:
+        """At most `limit` characters of the canonical text, from `offset` on; None for an unknown document."""
+        key = {**_key(reader, uid), "start": offset + 1, "limit": limit}
+        rows = await self._statements.rows("text", statements.TEXT, key)
+        return TextPart(*rows[0]) if rows else None
 
     async def raw(self, reader: Reader, uid: str) -> RawFile | None:
         """The file as it was uploaded, read while it is sent: never whole in memory."""
@@ -325,7 +346,8 @@ async def _lock_libraries(connection: TimedConnection, reader: Reader, tags: Seq
 
 
 def _who(reader: Reader) -> dict[str, object]:
-    return {"reader": reader.user_id, "groups": list(reader.groups)}
+    within = None if reader.libraries is None else sorted(reader.libraries)
+    return {"reader": reader.user_id, "groups": list(reader.groups), "within": within}
 
 
 def _key(reader: Reader, uid: str) -> dict[str, object]:

@@ -97,7 +97,7 @@ def build_router(
 
 
 def _reader(identity: Identity) -> Reader:
-    return Reader(identity.uid, identity.groups)
+    return Reader.of(identity)
 
 
 def _json(answer: Answer, ledger: Ledger) -> Response:

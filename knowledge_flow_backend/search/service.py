@@ -5,14 +5,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, MessageTooLong, Overloaded
-from knowledge_flow_backend.index import ChunkIndex, IndexQuery, Policy, Reader, Vector
+from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
 from knowledge_flow_backend.rerank.local import QuestionVectors
@@ -95,6 +95,8 @@ class SearchService:
                 raise IndexUnavailable("the search took longer than its deadline") from None
             if not found:
                 self._metrics.empty_searches.inc()
+            if reader.libraries is not None:
+                found = [_without_names(hit, reader.libraries) for hit in found]
             hits = [provenance.hit(hit, rank) for rank, hit in enumerate(found, start=1)]
             if request.rerank is None:
                 return Answer(hits)
@@ -125,7 +127,7 @@ class SearchService:
             candidates=self._rules.candidates,
             corpus=request.include_corpus_scope,
             # An empty list selects nothing in particular, as the clients that send it mean.
-            libraries=tuple(libraries) if libraries else None,
+            libraries=reader.within(libraries or None),
             documents=tuple(documents) if documents else None,
             session_id=request.session_id if request.include_session_scope else None,
         )
@@ -139,7 +141,7 @@ class SearchService:
 
     def _check(self, question: str) -> None:
         if len(question) > self._rules.max_question_chars:
-            raise MessageTooLong
+            raise MessageTooLong(field="question")
 
     @contextmanager
     def _admitted(self, route: Literal["search", "rerank"]) -> Iterator[None]:
@@ -172,6 +174,14 @@ class SearchService:
 
     def _say(self, route: str, failure: DocumentsUnavailable) -> None:
         self._log.warning(route, "%s failed: %s", route, failure)
+
+
+def _without_names(hit: ChunkHit, libraries: frozenset[str]) -> ChunkHit:
+    """The hit without the libraries of its document that the reader's key does not include."""
+    places = [at for at, id_ in enumerate(hit.tag_ids) if id_ in libraries]
+    kept = (tuple(names[at] for at in places) for names in (hit.tag_ids, hit.tag_names, hit.tag_full_paths))
+    tag_ids, tag_names, tag_full_paths = kept
+    return replace(hit, tag_ids=tag_ids, tag_names=tag_names, tag_full_paths=tag_full_paths)
 
 
 def _answer(hit_at: Callable[[int], dict[str, Any]], done: Reranked) -> Answer:

@@ -205,6 +205,10 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {"security": {"authorized_origins": ["https://a.example", "https://A.example"]}},
             r"security\.authorized_origins\[1\]: must be in lower case, as browsers send it$",
         ),
+        (
+            {"security": {"authorized_origins": ["*"]}},
+            r"security\.authorized_origins\[0\]: must be an absolute http or https URL$",
+        ),
         ({"persistence": {"replicas": "many"}}, r"persistence\.ack: replicas: many needs ack: db$"),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
@@ -235,6 +239,26 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
                 }
             },
             r"mcp\.servers\[1\]\.id: is used twice$",
+        ),
+        (
+            {"mcp": {"servers": [{"id": "a"}]}},
+            r"mcp\.servers\[0\]\.url: is required where transport is streamable_http$",
+        ),
+        (
+            {"mcp": {"servers": [{"id": "a", "url": "http://a", "command": CANARY}]}},
+            r"mcp\.servers\[0\]\.command: needs transport: stdio$",
+        ),
+        (
+            {"mcp": {"servers": [{"id": "a", "transport": "stdio"}]}},
+            r"mcp\.servers\[0\]\.command: is required where transport is stdio$",
+        ),
+        (
+            {"mcp": {"servers": [{"id": "a", "transport": "stdio", "command": "c", "forward_token": True}]}},
+            r"mcp\.servers\[0\]\.forward_token: needs transport: streamable_http$",
+        ),
+        (
+            {"mcp": {"servers": [{"id": "a", "transport": "stdio", "command": "c", "env_from": [CANARY]}]}},
+            r"mcp\.servers\[0\]\.env_from: names a variable that is not set$",
         ),
         ({"ai": {"knowledge_flow_url": CANARY}}, r"ai\.knowledge_flow_url: must be an absolute http or https URL$"),
         ({"app": {"port": 0}}, r"app\.port: must be at least 1$"),

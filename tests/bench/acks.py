@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from agentic_backend.spool.spool import Spool
 from backend_kit.kpi.rollup import nearest_rank
-from turnwise.parent_death import with_parent_death_signal
+from backend_kit.parent_death import with_parent_death_signal
 
 ROOT: Final = Path(__file__).parents[2]
 DELAY_MS: Final = 20

@@ -7,11 +7,12 @@ import asyncio
 import itertools
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -51,6 +52,8 @@ class Target:
     turn_s: float = 60.0
     """Seconds after which a turn has failed."""
     turns_a_session: int = TURNS_A_SESSION
+    connect: "Callable[[Target, aiohttp.ClientSession], Awaitable[Client]] | None" = None
+    """Makes a connected client of another protocol; None: one of a WebSocket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,21 @@ class Counted:
         return nearest_rank(sorted(self.latencies_s), share) * 1e3 if self.latencies_s else float("inf")
 
 
-class Client:
-    """One socket, and the session that it asks in."""
+class Connection(Protocol):
+    """What a client hears over; the figures are those of `RawSocket`."""
 
-    def __init__(self, target: Target, socket: RawSocket, http: aiohttp.ClientSession) -> None:
+    chars: int
+    first_at: float | None
+    ended_at: float
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+class Client(ABC):
+    """One connection, and the session that it asks in."""
+
+    def __init__(self, target: Target, socket: Connection, http: aiohttp.ClientSession) -> None:
         self._target = target
         self._socket = socket
         self._http = http
@@ -149,24 +163,18 @@ class Client:
             self._left = self._target.turns_a_session
 
     async def turn(self, question: str) -> list[str]:
-        """Ask and return the frames up to the terminal one. Raises `TurnFailed`."""
+        """Ask and return what was heard, the end included. Raises `TurnFailed`."""
         await self.prepare()
         self._left -= 1
-        ask = {
-            "type": "ask",
-            "session_id": self._session_id,
-            "agent_id": self._target.agent,
-            "message": question,
-        }
         try:
             async with asyncio.timeout(self._target.turn_s):
-                frames = await self._socket.exchange(json.dumps(ask))
+                return await self._ask(question)
         except (TimeoutError, SocketFailed) as error:
             raise TurnFailed(f"{type(error).__name__}: {error}") from error
-        answer = self._target.answer
-        if not frames[-1].startswith(_FINAL) or (answer is not None and answer not in frames[-1]):
-            raise TurnFailed(frames[-1][:300])
-        return frames
+
+    @abstractmethod
+    async def _ask(self, question: str) -> list[str]:
+        """Ask in `session_id`. Raises `TurnFailed` and `SocketFailed`."""
 
     async def close(self) -> None:
         """Close the socket."""
@@ -181,6 +189,27 @@ class Client:
             return str((await response.json())["id"])
 
 
+class SocketClient(Client):
+    """One that asks over a WebSocket, in either of our protocols."""
+
+    def __init__(self, target: Target, socket: RawSocket, http: aiohttp.ClientSession) -> None:
+        super().__init__(target, socket, http)
+        self._frames = socket
+
+    async def _ask(self, question: str) -> list[str]:
+        ask = {
+            "type": "ask",
+            "session_id": self._session_id,
+            "agent_id": self._target.agent,
+            "message": question,
+        }
+        frames = await self._frames.exchange(json.dumps(ask))
+        answer = self._target.answer
+        if not frames[-1].startswith(_FINAL) or (answer is not None and answer not in frames[-1]):
+            raise TurnFailed(frames[-1][:300])
+        return frames
+
+
 @asynccontextmanager
 async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
     """Connected clients; closed with a close handshake at the end."""
@@ -192,7 +221,7 @@ async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
 
         async def connect() -> None:
             async with places:
-                connected.append(Client(target, await _dialled(target), http))
+                connected.append(await (target.connect or _connected)(target, http))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -201,6 +230,10 @@ async def clients(target: Target, count: int) -> AsyncIterator[list[Client]]:
             yield connected
         finally:
             await asyncio.gather(*(client.close() for client in connected))
+
+
+async def _connected(target: Target, http: aiohttp.ClientSession) -> Client:
+    return SocketClient(target, await _dialled(target), http)
 
 
 async def _dialled(target: Target) -> RawSocket:

@@ -1,7 +1,8 @@
 """Where the CPU of a turn goes: py-spy on the service under load, by what a turn does and by library.
 
-Command: `make profile` (`ARGS="--calm"`: 8 turns a second instead of as many as fit). Writes a flame graph (SVG), which
-any browser opens, beside the collapsed stacks that the two tables are made of; the rows of each add up to the whole.
+Command: `make profile` (`ARGS="--calm"`: 8 turns a second instead of as many as fit; `--door chat`: through a door).
+Writes a flame graph (SVG), which any browser opens, beside the collapsed stacks that the two tables are made of; the
+rows of each add up to the whole.
 py-spy samples from outside and does not stop the service; only threads that run are counted.
 """
 
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.deployment import Server, deployed
+from tests.bench.doors import DOORS, NATIVE, checked, opened
 from tests.bench.driver import Load
 from tests.bench.measured import Sample, sample
-from tests.bench.turn import CALM, RATE, SATURATED, print_stage, spoken_answer, started
+from tests.bench.turn import CALM, RATE, SATURATED, print_stage, spoken_answer, started, with_ack
 
 _WARM_S = 4.0
 _FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+?)(?::\d+)?\)$")
@@ -36,6 +38,8 @@ DOES = (
     ("graph", ("/langgraph/", "agent/catalog.py:")),
     ("socket: frames out", ("chat/socket.py:_write", "chat/hub.py:")),
     ("turn: session, history, record", ("agentic_backend/session/", "agentic_backend/persist/")),
+    ("door: its own shapes", ("agentic_backend/surfaces/", "backend_kit/mcp/", "/mcp/")),
+    ("event stream out", ("chat/sse.py:_write",)),
     ("socket: frames in; HTTP", ("/uvicorn/", "/starlette/", "/fastapi/", "agentic_backend/chat/")),
     ("lag probe, on the loop", ("kpi/loop.py:",)),
 )
@@ -159,19 +163,25 @@ def under_load(server: Server, load: Load, deployment: object, output: Path) -> 
 
 
 def main() -> int:
-    """Profile one of our agents, or a hosted graph; the exit code."""
+    """Profile one of our agents, through one of the doors, or a hosted graph; the exit code."""
     parser = argparse.ArgumentParser(prog="make profile", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--calm", action="store_true", help=f"{RATE:.0f} turns a second, a token each 20 ms")
     parser.add_argument("--hosted", action="store_true", help="the graph of bench-turn, hosted, instead of our agent")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--output", type=Path, default=Path("profile.svg"))
+    parser.add_argument("--door", choices=sorted({*DOORS} - {NATIVE}), help="our agent through this door")
     chosen = parser.parse_args()
     case = CALM if chosen.calm else SATURATED
     load = Load(case.clients, chosen.seconds, _WARM_S, case.rate)
     with deployed() as deployment:
         print_stage()
         name = "hosted" if chosen.hosted else "ours"
-        server = started(deployment, name, case, "spool", spoken_answer(deployment, case.model))
+        answer = spoken_answer(deployment, case.model)
+        if chosen.door:
+            service = deployment.service("doors", case.model, change=with_ack(deployment, "doors", "spool"))
+            server = checked(opened(service, chosen.door), answer)
+        else:
+            server = started(deployment, name, case, "spool", answer)
         seen, stacks = under_load(server, load, deployment, chosen.output)
         profiled(seen, chosen.output, stacks)
         for failure in seen.failures[:3]:

@@ -18,7 +18,7 @@ async def test_the_interface_is_shown_and_can_be_tried(page, service):
     operation = page.locator(".opblock", has_text=f"{BASE}/agents").first
     await expect(operation).to_contain_text("Agents")
     await operation.locator(".opblock-summary-control").click()
-    await expect(operation).to_contain_text("The agents that may be asked")
+    await expect(operation).to_contain_text("The agents that the caller may ask")
     await operation.get_by_role("button", name="Try it out").click()
     await operation.get_by_role("button", name="Execute").click()
     await expect(operation.locator(".live-responses-table tbody .response-col_status").first).to_contain_text("200")

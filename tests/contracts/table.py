@@ -368,6 +368,11 @@ CONTRACTS = (
     ),
     Contract(
         "uvicorn",
+        "test_uvicorn.py::test_what_a_piece_that_is_sent_at_once_looks_at_is_there",
+        {"backend_kit.http.head": ("response_started", "cycle.disconnected", "cycle.scope", "flow.write_paused")},
+    ),
+    Contract(
+        "uvicorn",
         "test_uvicorn.py::test_the_server_speaks_by_the_protocols_that_were_looked_at",
         {"backend_kit.http.head": ("H11Protocol",), "backend_kit.http.ws": ("WebSocketsSansIOProtocol",)},
     ),

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from h11._writers import ChunkedWriter
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.websockets import WebSocket
 from uvicorn import _types
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -236,6 +238,14 @@ async def test_the_private_parts_of_http_that_we_extend_are_there(socket_app: So
     assert {"transport", "connections", "cycle", "access_log", "loop"} <= vars(protocol).keys()
     assert vars(protocol)["cycle"] is None
     assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
+
+
+def test_what_a_piece_that_is_sent_at_once_looks_at_is_there() -> None:
+    """backend_kit/http/head.py writes chunks of its own: as h11 does, which keeps no count of them."""
+    names = RequestResponseCycle.__init__.__code__.co_names
+    assert {"response_started", "response_complete", "disconnected", "scope", "flow"} <= {*names}
+    assert "write_paused" in FlowControl.__init__.__code__.co_names
+    assert ChunkedWriter.send_data.__code__.co_names == ("len",)
 
 
 def test_the_server_speaks_by_the_protocols_that_were_looked_at(socket_app: SocketApp) -> None:

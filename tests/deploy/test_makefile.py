@@ -40,6 +40,8 @@ TARGETS = (
         "bench-ingest",
         "bench-growth",
         "bench-strangers",
+        "bench-doors",
+        "doors-clients",
     ),
     *("profile", "eval", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),
 )

@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 import yaml
 
+from backend_kit.parent_death import with_parent_death_signal
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from turnwise.parent_death import with_parent_death_signal
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 BUILT_IN = {"up", "scrape_duration_seconds", "ALERTS"}

@@ -19,6 +19,7 @@ OPEN = {
     "GeoPart.style",
     "Metadata.runtime_context",
     "Extras",
+    "Extras.note",
     "HitlPayload",
     "HitlPayload.metadata",
     "HitlQuestion",

@@ -22,8 +22,11 @@ PUBLIC = {
     "/web/index.html",
     "/docs",
     "/docs/{name}",
+    "/.well-known/oauth-protected-resource/mcp",
+    "/v1/{path:path}",
 }
-"""What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token."""
+"""What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token. Below
+`/v1`: that there is nothing."""
 
 BODIES = {
     "/chatbot/session/{session_id}/preferences": {"preferences": {}},
@@ -41,12 +44,12 @@ def routes(app):
         elif isinstance(one, Mount):
             found.append(("GET", f"{one.path}/index.html"))
         else:
-            found += [(method, one.path) for method in sorted(one.methods - {"HEAD"})]
+            found += [(method, one.path) for method in sorted((one.methods or {"POST"}) - {"HEAD"})]
     return found
 
 
 def filled(path, ids):
-    return re.sub(r"\{(\w+)\}", lambda match: ids.get(match[1], "0"), path)
+    return re.sub(r"\{(\w+)(?::path)?\}", lambda match: ids.get(match[1], "0"), path)
 
 
 @pytest.fixture

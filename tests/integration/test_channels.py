@@ -61,13 +61,14 @@ class Seen:
 Row = dict[str, Seen]
 
 
-def refused(code: Code, *, later: bool = False) -> Row:
-    """An ask that became no turn."""
+def refused(code: Code, *, later: bool = False, field: str | None = None) -> Row:
+    """An ask that became no turn, for a fault in `field`, which the compatible protocol has no word for."""
     error = {"retryable": CODES[code].retryable, "numbered": False, "partial": False}
+    named = {} if field is None else {"field": field}
     return {
-        "native": Seen(("error",), code, later=later, told=error),
+        "native": Seen(("error",), code, later=later, told=error | named),
         "compatible": Seen(("error",), code, 1011),
-        "stream": Seen((), code, ENDED, CODES[code].status, later),
+        "stream": Seen((), code, ENDED, CODES[code].status, later, named),
     }
 
 
@@ -110,6 +111,7 @@ def of_end(frames: list[Frame], then: str | int) -> Seen:
         return Seen(types, code, then)
     assert end["message"] == message_for(code)
     told = {"retryable": end["retryable"], "numbered": "seq" in end, "partial": end.get("partial", False)}
+    told |= {"field": end["field"]} if "field" in end else {}
     return Seen(types, code, then, later="retry_after_ms" in end, told=told)
 
 
@@ -143,8 +145,9 @@ async def over_stream(service: RunningService, sent: str, **headers: str) -> See
         later = "Retry-After" in response.headers
         if response.status != 200:
             detail = (await response.json())["detail"]
+            named = {"field": detail.pop("field")} if "field" in detail else {}
             assert detail == {"code": detail["code"], "message": message_for(Code(detail["code"]))}
-            return Seen((), detail["code"], ENDED, response.status, later)
+            return Seen((), detail["code"], ENDED, response.status, later, named)
         frames = [json.loads(event["data"]) async for event in stream_events(response) if "data" in event]
     for frame in frames:
         validate_native(frame)
@@ -185,12 +188,14 @@ async def sessions_for(service: RunningService, rows: dict[str, Row], agent: Cal
 
 
 async def test_what_cannot_be_read_or_is_refused(service: RunningService) -> None:
-    bad = refused(Code.BAD_REQUEST)
+    bad, no_model = refused(Code.BAD_REQUEST), refused(Code.BAD_REQUEST, field="runtime_context.model")
     rows = {
         "unreadable": bad,
-        "missing field": bad,
-        "unknown type": refused(Code.UNKNOWN_TYPE),
-        "unknown key": {**ANSWERED, "native": bad["native"]},
+        "missing field": refused(Code.BAD_REQUEST, field="message"),
+        "wrong field": refused(Code.BAD_REQUEST, field="runtime_context.deep_search"),
+        "model": {**ANSWERED, **{name: of for name, of in no_model.items() if name != "compatible"}},
+        "unknown type": refused(Code.UNKNOWN_TYPE, field="type"),
+        "unknown key": {**ANSWERED, "native": refused(Code.BAD_REQUEST, field="runtime_context")["native"]},
         "unknown session": refused(Code.SESSION_NOT_FOUND),
         "unknown agent": refused(Code.AGENT_NOT_FOUND),
         "another text": refused(Code.CONFLICT),
@@ -206,6 +211,8 @@ async def test_what_cannot_be_read_or_is_refused(service: RunningService) -> Non
         special: dict[str, Frame | str] = {
             "unreadable": "{",
             "missing field": {key: value for key, value in frame.items() if key != "message"},
+            "wrong field": {**frame, "runtime_context": {"deep_search": "yes"}},
+            "model": {**frame, "runtime_context": {"model": "none of ours"}},
             "unknown type": {**frame, "type": "dance"},
             "unknown key": {**frame, "colour": "blue", "runtime_context": {"user_id": "mallory"}},
             "unknown session": {**frame, "session_id": f"none-{channel}"},

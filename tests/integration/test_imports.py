@@ -2,6 +2,7 @@
 
 from tests.support.agentic import start_process
 from tests.support.following import TERMINAL, ask_frame
+from tests.support.mcp_client import ERAS, mcp_client
 from tests.support.service import hear, say
 from tests.support.tool_server import tool_server
 
@@ -42,6 +43,9 @@ async def test_nothing_is_loaded_on_the_loop(start_process, tool_server, tmp_pat
                 await say(socket, **ask_frame(session_id, name, "Add 2 and 3") | {"agent_id": name})
                 while (await hear(socket))["type"] not in TERMINAL:
                     pass
+        for era in ERAS:
+            async with mcp_client(service.port, era) as client:
+                assert not (await client.call_tool("ask_Georges", {"question": "Hello"})).is_error
         # The server's own few lines, before it accepts anybody.
         assert {name.partition(".")[0] for name in at_start} <= {"uvicorn", "fastapi"}
         assert loaded.read_text().split()[len(at_start) :] == []

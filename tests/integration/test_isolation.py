@@ -55,6 +55,13 @@ HUMAN = {
     "agent_id": "Georges",
     "payload": {"choice_id": "allow"},
 }
+AGUI_ANSWER = {
+    "threadId": "{session_id}",
+    "runId": "r",
+    "messages": [],
+    "resume": [{"interruptId": "k:1/words////1/{exchange_id}", "status": "resolved", "payload": "yes"}],
+}
+"""An answer to a question of another's exchange; a question of one's own is in a session of one's own."""
 OWN_SESSION = {"session_id": "{own_session_id}"}
 """What makes the caller's own session the place where another's exchange or attachment is looked for."""
 
@@ -72,6 +79,9 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/stalls": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
+    "POST /chatbot/keys": Kind.OWN,
+    "GET /chatbot/keys": Kind.OWN,
+    "DELETE /chatbot/keys/{key_id}": Named((404,)),
     "POST /chatbot/session": Kind.OWN,
     "GET /chatbot/sessions": Kind.OWN,
     "GET /chatbot/feedback": Kind.OWN,
@@ -102,6 +112,18 @@ OPERATIONS: dict[str, Kind | Named] = {
             {"json": HUMAN | OWN_SESSION},
         ),
     ),
+    "GET /v1/models": Kind.SHARED,
+    "GET /v1/models/{model}": Kind.SHARED,
+    "POST /v1/chat/completions": Kind.OWN,
+    "POST /v1/responses": Named(
+        (404,), ({"json": {"model": "Georges", "input": "x", "previous_response_id": "{response_id}"}},)
+    ),
+    "GET /v1/responses/{response_id}": Named((404,), ({}, {"params": {"stream": "true"}})),
+    "GET /v1/responses/{response_id}/input_items": Named((404,)),
+    "POST /v1/responses/{response_id}/cancel": Named((404,)),
+    "DELETE /v1/responses/{response_id}": Named((404,)),
+    "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
+    "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
 }
 SOCKETS = {"/chatbot/query/ws", "/chatbot/query/ws-baseline"}
 """The frames below are tried on the first; the second keeps nothing that could be anybody's."""
@@ -167,6 +189,7 @@ class Belongings:
             await say(socket, type="cancel", exchange_id="ann-exchange")
             while (await hear(socket))["type"] != "cancelled":
                 pass
+        response_id = await cls.response(http)
         await service.service.running.persistence.flush(PATIENCE_S)
         await asyncio.to_thread(attach, database, sessions[0])
         body = {"rating": 5, "messageId": "1", "sessionId": sessions[0], "agentName": "Georges", "comment": SECRET_WORD}
@@ -174,8 +197,12 @@ class Belongings:
             assert response.status == 204
         async with http.get(f"{BASE}/chatbot/feedback", headers=ann) as response:
             feedback_id = (await response.json())[0]["id"]
+        async with http.post(f"{BASE}/chatbot/keys", json={"name": SECRET_WORD}, headers=ann) as response:
+            key_id = (await response.json())["id"]
         ids = {
             "session_id": sessions[0],
+            "key_id": key_id,
+            "response_id": response_id,
             "exchange_id": "ann-exchange",
             "feedback_id": feedback_id,
             "attachment_id": "ann-attachment",
@@ -188,6 +215,18 @@ class Belongings:
     async def session(http, user):
         async with http.post(f"{BASE}/chatbot/session", json={"title": SECRET_WORD}, headers=headers_of(user)) as made:
             return (await made.json())["id"]
+
+    @staticmethod
+    async def response(http):
+        """A response of ann's that has ended."""
+        ask = {"model": "Georges", "input": SECRET_WORD, "background": True}
+        async with http.post("/v1/responses", json=ask, headers=headers_of("ann")) as made:
+            url = f"/v1/responses/{(await made.json())['id']}"
+        async with http.post(f"{url}/cancel", headers=headers_of("ann")) as cancelled:
+            assert cancelled.status == 200
+        async with http.get(url, params={"stream": "true"}, headers=headers_of("ann")) as told:
+            await told.read()
+        return url.rpartition("/")[2]
 
     def unknown(self, user):
         """Ids of nothing, of the same shape."""
@@ -202,7 +241,7 @@ class Belongings:
         """What ann sees of what is hers."""
         asked = [operation for operation in OPERATIONS if operation.startswith("GET") and "{" in operation]
         named = [operation for operation in asked if isinstance(OPERATIONS[operation], Named)]
-        own = ["GET /chatbot/sessions", "GET /chatbot/feedback"]
+        own = ["GET /chatbot/sessions", "GET /chatbot/feedback", "GET /chatbot/keys"]
         answers = [await self.answer("ann", operation, {}, self.ids) for operation in (*named, *own)]
         assert [status for status, *_ in answers] == [200] * len(answers), answers
         return answers
@@ -220,7 +259,8 @@ class Belongings:
             form = aiohttp.FormData(request.pop("form"))
             form.add_field("file", b"text", filename="notes.txt", content_type="text/plain")
             request["data"] = form
-        url = BASE + filled(path, ids)
+        below = "" if path.startswith(("/agui/", "/v1/")) else BASE
+        url = below + filled(path.replace("{agent_id}", "Georges"), ids)
         async with self.service.http.request(method, url, headers=headers_of(user), **request) as response:
             headers = sorted((name.lower(), value) for name, value in response.headers.items())
             unlike = ("date", "x-request-id")
@@ -287,7 +327,7 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
     assert sockets == SOCKETS
     assert undocumented <= document, "a route below the base path that the document leaves out"
     for operation, kind in OPERATIONS.items():
-        named = set(re.findall(r"\{(\w+)\}", operation)) - {"uid", "chunk_uid", "agent_id"}
+        named = set(re.findall(r"\{(\w+)\}", operation)) - {"uid", "chunk_uid", "agent_id", "model"}
         assert not named or isinstance(kind, Named), operation
 
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from backend_kit.wire import Code, message_for
 from tests.integration.test_cancel import SLOW, stats, until_open
 from tests.integration.test_resume import EVENTS, MODEL
 from tests.support.agentic import start_process
@@ -86,25 +87,29 @@ async def test_the_answer_is_neither_buffered_nor_compressed(service):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code"),
+    ("body", "status", "code", "field"),
     [
-        (b"{", 422, "bad_request"),
-        (b"\xff", 422, "bad_request"),
-        (b"[]", 422, "bad_request"),
-        (json.dumps(ask_frame("s", if_busy="later")).encode(), 422, "bad_request"),
-        (json.dumps(ask_frame("s", message="x" * 40_000)).encode(), 422, "message_too_long"),
-        (b'{"type":"ping"}', 422, "unknown_type"),
-        (b'{"type":"cancel","exchange_id":"e"}', 422, "unknown_type"),
-        (b'{"type":"other"}', 422, "unknown_type"),
-        (json.dumps(ask_frame("no-such-session")).encode(), 403, "session_not_found"),
-        (json.dumps(resume_frame("no-such-session")).encode(), 404, "exchange_not_found"),
+        (b"{", 422, "bad_request", None),
+        (b"\xff", 422, "bad_request", None),
+        (b"[]", 422, "bad_request", None),
+        (json.dumps(ask_frame("s", if_busy="later")).encode(), 422, "bad_request", "if_busy"),
+        (json.dumps(ask_frame("s", message="x" * 40_000)).encode(), 422, "message_too_long", "message"),
+        (b'{"type":"ping"}', 422, "unknown_type", "type"),
+        (b'{"type":"cancel","exchange_id":"e"}', 422, "unknown_type", "type"),
+        (b'{"type":"other"}', 422, "unknown_type", "type"),
+        (json.dumps(ask_frame("no-such-session")).encode(), 403, "session_not_found", None),
+        (json.dumps(resume_frame("no-such-session")).encode(), 404, "exchange_not_found", None),
     ],
 )
-async def test_what_stands_against_a_turn_before_it_begins_is_an_http_error(service, body, status, code):
+async def test_what_stands_against_a_turn_before_it_begins_is_an_http_error(service, body, status, code, field):
     async with service.http.post(STREAM, data=body) as response:
         assert response.status == status
         detail = (await response.json())["detail"]
-        assert (detail["code"], set(detail)) == (code, {"code", "message"})
+        assert detail == {
+            "code": code,
+            "message": message_for(Code(code)),
+            **({} if field is None else {"field": field}),
+        }
 
 
 async def test_a_number_that_is_none_is_a_bad_request(service):

@@ -13,6 +13,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE
 
 ESSENTIAL = [
+    "api-keys",
     "kpi-loop-monitor",
     "kpi-summary",
     "persist-batcher",

@@ -24,7 +24,14 @@ from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
+from agentic_backend.surfaces.agui import reading as agui_reading
+from agentic_backend.surfaces.mcp.tools import tool_name
+from agentic_backend.surfaces.openai import asked, items, reading, response_request
+from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
+from backend_kit.auth import api_keys
+from backend_kit.auth.acting import naming_headers
+from backend_kit.http import page_allowed
 from backend_kit.http.redact import redact
 from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
@@ -284,8 +291,34 @@ _PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
 _CHAT: Final = "agentic_backend/chat"
 _REST: Final = "agentic_backend/rest"
 _AGENT: Final = "agentic_backend/agent"
+_OPENAI: Final = "agentic_backend/surfaces/openai"
+_ASKS: Final = '{"model":"a","messages":[{"role":"user","content":['
 
+_RUN: Final = '{"threadId":"t","runId":"r","messages":['
+_ASKED: Final = '{"role":"user","content":"Hello"}]'
+_RUNS: Final = (
+    *_OBJECT,
+    *raw('{"role":"assistant","content":"x"},', before=_RUN, behind=_ASKED + "}"),
+    *raw('{"id":"r.1","role":"reasoning","content":"x"},', before=_RUN, behind=_ASKED + "}"),
+    *raw("x", before=_RUN + '{"role":"user","content":"', behind='"}]}'),
+    *raw('{"type":"text","text":"x"},', before=_RUN + '{"role":"user","content":[', behind='{"type":"image"}]}]}'),
+    *numbered(
+        '{{"role":"assistant","toolCalls":[{{"id":"c~{0}","function":{{"name":"f"}}}}]}},'
+        '{{"role":"tool","content":"x","toolCallId":"c~{0}"}}',
+        _RUN,
+        "," + _ASKED + "}",
+        ",",
+    ),
+    *raw('{"value":"x"},', before=_RUN + _ASKED + ',"context":[', behind='{"value":"x"}]}'),
+    *raw("/", "k/", "%", before=_RUN + _ASKED + ',"resume":[{"status":"cancelled","interruptId":"', behind='"}]}'),
+    *raw(
+        '{"status":"cancelled","interruptId":"k/words////1/e"},',
+        before=_RUN + _ASKED + ',"resume":[',
+        behind='{"status":"cancelled","interruptId":"k/words////1/e"}]}',
+    ),
+)
 CASES: Final[dict[str, Case]] = {
+    "agentic_backend/surfaces/agui/reading.py::read_input": (lambda body: agui_reading.read_input(body, 10**9), _RUNS),
     f"{_PARSERS}/csv.py::parse": (
         csv.parse,
         raw("1", "1,", ",", '"', 'a,"b\n', "a,b\n", ";", "\n", "1 ", '""', "a|b\n", behind="x\ny")
@@ -369,12 +402,23 @@ CASES: Final[dict[str, Case]] = {
     ),
     "backend_kit/http/redact.py::redact": (
         lambda made: redact(made, len(made)),
-        again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "%74", " ", "a", "?%", "=", "bearer."),
+        again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "tw_", "%74", " ", "a", "?%", "=", "bearer."),
     ),
     "backend_kit/auth/identity.py::bearer_of": (
         lambda made: auth.bearer_of([(b"authorization", made.encode())]),
         again("Bearer ", " ", "a", "bearer"),
     ),
+    "backend_kit/auth/identity.py::token_of": (
+        lambda made: auth.token_of([(b"x-api-key", made.encode())]),
+        again(" ", "a", "tw_"),
+    ),
+    "backend_kit/auth/acting.py::naming_headers": (
+        lambda made: naming_headers([(b"x-openwebui-user-id", b"b")] * made),
+        (lambda n: n,),
+    ),
+    "backend_kit/auth/api_keys.py::parse_key": (api_keys.parse_key, again("_", "tw_", "a", before="tw_")),
+    "backend_kit/auth/api_keys.py::digest_of": (api_keys.digest_of, again("a", "é")),
+    "backend_kit/auth/api_keys.py::looks_like_key": (api_keys.looks_like_key, again("tw_", "a")),
     "backend_kit/auth/identity.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
     "backend_kit/wire/encoding.py::loads": (wire.loads, _JSON + _OBJECT),
     "backend_kit/wire/encoding.py::normalized": (
@@ -392,8 +436,42 @@ CASES: Final[dict[str, Case]] = {
         lambda made: sources.cited(made, 5),
         _WORDS + again("[1]", "[1", "`", "```", "[1,"),
     ),
+    f"{_AGENT}/sources.py::marks": (lambda made: sources.marks(made, 5), again("[1]", "`", "[1,2] ", "[1, ")),
     f"{_AGENT}/sources.py::citations": (lambda made: sources.citations(made, []), again("[1]")),
     f"{_AGENT}/sources.py::without_citations": (sources.without_citations, _WORDS + again("[1]", " [1", "\t", "[1, ")),
+    f"{_OPENAI}/asked.py::named": (lambda made: asked.named(made, ["a"]), again("@", "a@", "a")),  # type: ignore[arg-type]
+    f"{_OPENAI}/asked.py::session_id_of": (
+        lambda made: asked.session_id_of(made, {"x-turnwise-session": made[:512]}, {}),
+        again("a", "é"),
+    ),
+    f"{_OPENAI}/reading.py::read_object": (
+        reading.read_object,
+        raw("1,", "[", "{}", '"\\u0000",', before='{"a":[', behind="1]}") + raw('"a":1,', before="{", behind='"b":1}'),
+    ),
+    f"{_OPENAI}/request.py::read_chat_request": (
+        chat_request.read_chat_request,
+        raw(
+            '{"role":"user","content":"a"},',
+            '{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"b"}}]},',
+            before='{"model":"a","messages":[',
+            behind='{"role":"user","content":"a"}]}',
+        )
+        + raw('{"type":"text","text":"a"},', before=_ASKS, behind='{"type":"text","text":"a"}]}]}')
+        + raw("a", "### Task:", before=f'{_ASKS}{{"type":"text","text":"', behind='"}]}]}'),
+    ),
+    f"{_OPENAI}/response_request.py::read_response_request": (
+        lambda made: items.read_input(response_request.read_response_request(made).input),
+        raw(
+            '{"role":"user","content":"a"},',
+            '{"type":"function_call","call_id":"a","name":"b"},',
+            '{"type":"function_call","call_id":"a","name":"b"},{"type":"function_call_output","call_id":"a","output":""},',
+            '{"type":"reasoning"},',
+            before='{"model":"a","input":[',
+            behind='{"role":"user","content":"a"}]}',
+        )
+        + raw("a", before='{"model":"a","input":"', behind='"}')
+        + raw('{"type":"web_search"},', before='{"model":"a","input":"a","tools":[', behind='{"type":"web_search"}]}'),
+    ),
     f"{_REST}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
     f"{_REST}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
     f"{_REST}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
@@ -416,6 +494,11 @@ CASES: Final[dict[str, Case]] = {
     ),
     f"{_CHAT}/handshake.py::origin_allowed": (
         lambda made: handshake.origin_allowed(made, (), made.partition("://")[2], source=handshake.TokenSource.HEADER),
+        again("a", ":", "]", "[", "1.", before="http://"),
+    ),
+    "agentic_backend/surfaces/mcp/tools.py::tool_name": (tool_name, _WORDS + again("a", " ", "é")),
+    "backend_kit/http/origins.py::page_allowed": (
+        lambda made: page_allowed(made, (), made.partition("://")[2], any_host=False),
         again("a", ":", "]", "[", "1.", before="http://"),
     ),
     f"{_CHAT}/sse.py::read_body": (lambda made: sse.read_body(made, 2**30), _JSON + _OBJECT),
@@ -475,12 +558,24 @@ _PASSES_ON: Final = "passes its text on to others, or puts it into a value, with
 _OPERATOR: Final = "the operator's own words, typed or configured"
 
 UNREACHED: Final[dict[str, str]] = {
+    "backend_kit/mcp/calls.py::no_header_arguments": "reads nothing",
+    f"{_OPENAI}/citations.py::page_of": _OPERATOR,
+    f"{_OPENAI}/reading.py::missing": _OURS,
+    f"{_OPENAI}/response_object.py::seconds_of": _OURS,
+    f"{_OPENAI}/reading.py::path": _OURS,
+    f"{_OPENAI}/reading.py::wrong": _OURS,
     f"{_AGENT}/questions.py::with_what_it_refers_to": "asks `follows_up` of four texts",
     "agentic_backend/agent/hosted/loading.py::import_agent": _OPERATOR,
     "agentic_backend/agent/hosted/loading.py::load_graph": _OPERATOR,
     "agentic_backend/agent/hosted/model.py::record_model_call": _OURS,
     "agentic_backend/agent/hosted/watch.py::node_phase": "the name of a node, in the code of a graph",
+    "agentic_backend/events.py::call_part": _PASSES_ON,
+    "agentic_backend/events.py::result_part": _PASSES_ON,
     "agentic_backend/events.py::text_part": _PASSES_ON,
+    "agentic_backend/surfaces/agui/people.py::hash_of": _PASSES_ON,
+    "agentic_backend/surfaces/agui/people.py::unique_call": _PASSES_ON,
+    "agentic_backend/surfaces/agui/runs.py::session_of": _PASSES_ON,
+    "agentic_backend/surfaces/agui/writing.py::is_own": "the id of a message, read by `read_input`",
     "agentic_backend/testing/storage.py::session_of": "of a test",
     "agentic_backend/llm/chunks.py::ended": _OURS,
     "agentic_backend/llm/chunks.py::text_chunk": _PASSES_ON,

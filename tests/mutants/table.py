@@ -38,6 +38,13 @@ MUTANTS = (
         f"{SERVICE}/test_failures.py::test_a_stop_while_a_turn_is_being_recorded_comes_too_late",
     ),
     Mutant(
+        "what was only told again is the newest answer",
+        "agentic_backend/session/registry.py",
+        " and end.messages[-1].rank + 1 == slot.known.session.next_rank",
+        "",
+        f"{SESSION}/test_registry.py::test_what_failed_or_was_only_told_again_is_not_the_newest_answer",
+    ),
+    Mutant(
         "ranks begin one too high",
         "agentic_backend/session/exchange.py",
         "self._next_rank = session.next_rank",
@@ -112,6 +119,20 @@ MUTANTS = (
         "if clock.since and now - clock.since > rules.send_s:",
         "if clock.since and now - clock.last_sent > 10 * rules.send_s:",
         f"{CHAT}/test_socket.py::test_a_peer_that_never_reads_is_aborted_at_the_send_deadline_and_its_turn_goes_on",
+    ),
+    Mutant(
+        "a key asks every agent",
+        "agentic_backend/session/registry.py",
+        "if grant is not None and not grant.may_ask(ask.agent_id):",
+        "if grant is not None and not ask.agent_id:",
+        f"{SERVICE}/test_api_keys.py::test_a_key_asks_its_own_agents_alone",
+    ),
+    Mutant(
+        "a key makes one that may do more",
+        "agentic_backend/rest/keys.py",
+        "if not identity.may(scope):",
+        "if not scope:",
+        f"{SERVICE}/test_api_keys.py::test_a_key_makes_no_key_that_may_do_more",
     ),
     Mutant(
         "a session is read whoever owns it",

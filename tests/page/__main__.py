@@ -49,9 +49,9 @@ def missing_node() -> str | None:
     )
 
 
-def install(root: Path = ROOT) -> None:
-    """Brings node_modules in step with package-lock.json. Raises `CannotCheckError` where npm cannot."""
-    here = root / _HERE
+def install(root: Path = ROOT, folder: Path = _HERE) -> None:
+    """Brings node_modules in step with a folder's package-lock.json. Raises `CannotCheckError` where npm cannot."""
+    here = root / folder
     stamp = here / "node_modules/.installed"
     wanted = hashlib.sha256((here / "package-lock.json").read_bytes()).hexdigest()
     with _alone(here):

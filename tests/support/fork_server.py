@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.parent_death import set_parent_death_signal, with_parent_death_signal
+from backend_kit.parent_death import _set_parent_death_signal, with_parent_death_signal
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
@@ -225,7 +225,7 @@ class _Server:
     def _leave(self, server: int, output: int, told: int) -> None:
         """Be as a program that was just started, with a parent-death signal from the server."""
         os.setsid()
-        set_parent_death_signal(server, signal.SIGKILL)
+        _set_parent_death_signal(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(output, sys.stdout.fileno())

@@ -18,9 +18,9 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from backend_kit.parent_death import with_parent_death_signal
 from tests.support.fork_server import FORKS, Fork, needs_own_interpreter
 from tests.support.patience import PATIENCE_S
-from turnwise.parent_death import with_parent_death_signal
 
 P = ParamSpec("P")
 T = TypeVar("T")

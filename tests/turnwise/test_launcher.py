@@ -195,6 +195,19 @@ def test_a_model_that_refuses_the_key_ends_the_start_with_that_as_the_last_line(
     assert stack.free_ports()
 
 
+def test_a_key_is_made_beside_it_by_the_command_and_opens_the_service(
+    standing: tuple[Stack, ModuleProcess], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its Postgres has a password that nobody else knows."""
+    stack, _ = standing
+    monkeypatch.setenv("TURNWISE_HOME", str(stack.home / "data"))
+    assert main(["key", "--config", str(stack.agentic), "create", "a script"]) == 0
+    headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}
+    models = f"http://127.0.0.1:{stack.port}/v1/models"
+    with urllib.request.urlopen(urllib.request.Request(models, headers=headers)) as answer:
+        assert json.load(answer)["data"]
+
+
 def test_a_killed_service_is_said_and_comes_back(standing: tuple[Stack, ModuleProcess]) -> None:
     stack, launcher = standing
     (agentic,) = (

@@ -17,12 +17,12 @@ import psutil
 import psycopg
 import pytest
 
+from backend_kit.parent_death import with_parent_death_signal
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import ROOT
 from turnwise.errors import PortTaken, PostgresFailed
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.postgres import BINARIES, EmbeddedPostgres, _copy_for_everyone, _runnable_binaries
 
 pytestmark = pytest.mark.servers
@@ -189,7 +189,7 @@ def test_the_binaries_of_the_wheel_are_used_where_they_can_be(directory: Path) -
 
 def test_a_program_ends_with_its_parent_as_soon_as_the_signal_is_set() -> None:
     script = (
-        "import subprocess, sys, time; from turnwise.parent_death import with_parent_death_signal; import signal;"
+        "import subprocess, sys, time; from backend_kit.parent_death import with_parent_death_signal; import signal;"
         "child = subprocess.Popen(with_parent_death_signal([sys.executable, '-c', 'import time; print(1, flush=True);"
         " time.sleep(600)'], signal.SIGTERM), stdout=subprocess.PIPE, text=True);"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"

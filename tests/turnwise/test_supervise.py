@@ -10,11 +10,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from backend_kit.parent_death import with_parent_death_signal
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 from turnwise.console import Console
 from turnwise.errors import StartRefused
-from turnwise.parent_death import with_parent_death_signal
 from turnwise.supervise import Child, Program, failure_line, stop_in_reverse
 
 pytestmark = pytest.mark.servers

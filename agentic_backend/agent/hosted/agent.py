@@ -4,15 +4,17 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.errors import GraphRecursionError
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
@@ -121,6 +123,11 @@ class HostedAgent:
         return self.settings.id
 
     @property
+    def asks_people(self) -> bool:
+        """Whether a run may wait for a person: nobody knows which nodes of a graph do."""
+        return True
+
+    @property
     def restart(self) -> Restart:
         """What becomes of a turn whose process died. Without a state of its steps, what its tools did is not known."""
         keeps_steps = self._saver is not None and self.settings.durability != "exit"
@@ -131,12 +138,17 @@ class HostedAgent:
         """Whether a run may use the asker's credentials: a graph never gets them."""
         return False
 
+    @property
+    def client_tools(self) -> bool:
+        """Whether it takes functions of the client: a graph binds its own tools to its models."""
+        return False
+
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """See `TurnAgent`."""
         if wanted in self._models:
             return str(wanted)
         if wanted is not None and not lenient:
-            raise BadRequest
+            raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
 
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:
@@ -189,12 +201,17 @@ class HostedAgent:
         self, graph: AnyGraph, begin: Any, config: RunnableConfig, run: AgentRun, watch: Watch
     ) -> _Outcome:
         """Run the graph to its end, or to its questions."""
-        graph.checkpointer, graph.store = self._saver, self._store
+        saver = self._saver if run.kept else None
+        if not run.kept and self._saver is not None:
+            # One of its own: all runs share the graph, and nothing of this one is to be stored.
+            graph = copy(graph)
+        graph.store = self._store if run.kept else InMemoryStore()
+        graph.checkpointer = saver
         # What a graph's author has set counts: create_agent lets a loop of tools run until its turn is over.
         if (own := (graph.config or {}).get("recursion_limit")) is not None:
             config["recursion_limit"] = own
         outcome = _Outcome()
-        how: dict[str, Any] = {"durability": self.settings.durability} if self._saver is not None else {}
+        how: dict[str, Any] = {"durability": self.settings.durability} if saver is not None else {}
         watch.begin()
         try:
             stream: Any = graph.astream(
@@ -246,7 +263,7 @@ class HostedAgent:
             return await self._go_on(turn, run.resume, configurable, speech)
         thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
         told: Any = {MESSAGES: self._told(run)}
-        if self._saver is None:
+        if self._saver is None or not run.kept:
             return thread, told
         head = None
         if ref is not None or run.restarted:
@@ -312,9 +329,13 @@ class HostedAgent:
         for item in reversed(run.history):
             if self._saver is not None and self._own(item.checkpoint, run.session_id) is not None:
                 break
-            if item.text:
-                since.append(HumanMessage(item.text) if item.role == "user" else AIMessage(item.text))
-        return [*reversed(since), HumanMessage(run.message, id=_question_id(run.exchange_id))]
+            if item.text or item.calls:
+                since.append(item.message())
+        asked = _question_id(run.exchange_id)
+        if run.message or not since or since[0].type != "tool":
+            return [*reversed(since), HumanMessage(run.message, id=asked)]
+        since[0].id = asked  # the result of a client's tool is what the graph goes on from
+        return [*reversed(since)]
 
     def _newest(self, run: AgentRun) -> StateRef | None:
         """The newest state of this graph that the session's history names, in what the run has of it or before."""

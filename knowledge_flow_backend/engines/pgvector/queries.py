@@ -26,7 +26,7 @@ class PostgresReads:
     async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
         """See `ChunkIndex`. Raises as there."""
         self._database.require_ready()
-        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0)
+        everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0, libraries=reader.within(None))
         parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
         try:
             rows = await self._rows("similarities", SIMILARITIES, parameters)

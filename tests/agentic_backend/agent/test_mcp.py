@@ -12,7 +12,7 @@ from agentic_backend.agent.mcp import McpToolbox
 from agentic_backend.agent.toolbox import Offer, Tool, ToolCaller
 from agentic_backend.settings import Mcp, McpServer
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import Credentials
+from backend_kit.auth import Credentials, Grant
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.tool_server import ToolServer, counts, started, tool_server
@@ -152,8 +152,9 @@ async def test_the_token_goes_only_where_the_configuration_says(tool_server: Too
         add = await tool(box, "add", ann)
         await box.call(add, {"a": 1, "b": 2}, ann)
         await box.call(add, {"a": 1, "b": 2}, ToolCaller(Credentials("bob-token")))
+        await box.call(add, {"a": 1, "b": 2}, ToolCaller(Credentials("tw_key", Grant())))
     told = await counts(tool_server)
-    assert told["tokens"] == ["", "ann-token", "bob-token"]
+    assert told["tokens"] == ["", "ann-token", "bob-token"], "an API key goes to no tool server"
     assert told["counts"]["tools/list"] == 2
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.agent.sources import KEPT_BYTES, citations, cited, kept, numbered, without_citations
+from agentic_backend.agent.sources import KEPT_BYTES, citations, cited, kept, marks, numbered, without_citations
 from backend_kit.wire import dumps
 from tests.agentic_backend.knowledge.fake import hit
 from ws_bench.fakes.answers import Turn, reply
@@ -59,6 +59,12 @@ def test_the_shipped_model_answers_from_the_right_passage() -> None:
 )
 def test_the_numbers_that_a_text_cites(text: str, numbers: list[int]) -> None:
     assert cited(text, 3) == numbers
+
+
+def test_a_mark_stands_where_it_is_first_and_not_in_code() -> None:
+    text = "`[1]` is é code. One [1, 2] and [1]."
+    assert {number: text[start:end] for number, (start, end) in marks(text, 2).items()} == {1: "[1, 2]", 2: "[1, 2]"}
+    assert marks(text, 2)[1] == (21, 27)
 
 
 def test_each_cited_source_becomes_one_link() -> None:

@@ -48,17 +48,57 @@ def test_a_frame_that_is_not_one_is_refused_without_quoting_it(text):
     assert refusal.value.__cause__ is None
 
 
+FIELDS = {
+    "not json": None,
+    "duplicate keys": None,
+    "a lone surrogate": "message",
+    "an unknown key": None,
+    "a missing key": "agent_id",
+    "no type": "type",
+    "an empty message": "message",
+    "a number for text": "message",
+    "an unknown policy": "runtime_context.search_policy",
+    "a claimed user": "runtime_context",
+    "a surrogate in a list": "runtime_context.selected_document_uids[0]",
+}
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS.items(), ids=FIELDS)
+def test_a_refusal_names_the_field_by_names_of_the_protocol_alone(name, field):
+    with pytest.raises(BadRequest) as refusal:
+        frames.parse_native(HOSTILE[name], 100)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("parse", [frames.parse_native, frames.parse_compatible])
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"session_id": None}, "session_id"),
+        ({"session_id": "x" * 129}, "session_id"),
+        ({"client_exchange_id": 7}, "client_exchange_id"),
+        ({"runtime_context": {"deep_search": "yes"}}, "runtime_context.deep_search"),
+        ({"runtime_context": {"selected_document_uids": ["a", 1]}}, "runtime_context.selected_document_uids[1]"),
+    ],
+)
+def test_both_protocols_know_the_field(parse, changes, field):
+    with pytest.raises(BadRequest) as refusal:
+        parse(native(**changes), 100)
+    assert refusal.value.field == field
+
+
 def test_an_unknown_type_is_told_apart_from_a_bad_frame():
-    with pytest.raises(UnknownType):
-        frames.parse_native('{"type":"dance"}', 100)
-    with pytest.raises(UnknownType):
-        frames.parse_compatible('{"type":"dance"}', 100)
+    for parse in (frames.parse_native, frames.parse_compatible):
+        with pytest.raises(UnknownType) as refusal:
+            parse('{"type":"dance"}', 100)
+        assert refusal.value.field == "type"
 
 
 def test_a_message_is_counted_in_characters():
     assert isinstance(frames.parse_native(native(message="é" * 100), 100), frames.NativeAsk)
-    with pytest.raises(MessageTooLong):
+    with pytest.raises(MessageTooLong) as refusal:
         frames.parse_native(native(message="é" * 101), 100)
+    assert refusal.value.field == "message"
     with pytest.raises(MessageTooLong):
         frames.parse_compatible(native(message="é" * 101), 100)
 

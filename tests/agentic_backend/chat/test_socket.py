@@ -616,3 +616,12 @@ async def test_the_outbox_is_measured():
         peer.leave()
         async with asyncio.timeout(PATIENCE_S):
             assert await it.hub.wait_empty(PATIENCE_S) == 0
+
+
+async def test_a_handshake_whose_key_cannot_be_looked_up_now_is_told_to_come_again():
+    class Away(Names):
+        async def verify(self, token: str | None) -> Identity:  # noqa: ARG002 - the shape of Verifier
+            raise Overloaded
+
+    async with told_hub(verifier=Away()) as it:
+        assert await it.connect(token="tw_x").close_code() == 1011

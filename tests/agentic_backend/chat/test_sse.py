@@ -29,6 +29,7 @@ class Reader:
         self.sending = 0
         self.ended = asyncio.Event()
         self._left = asyncio.Event()
+        self._when_gone = None
         self._body = json.dumps(body).encode()
         self._given = False
         self.scope = {
@@ -37,7 +38,7 @@ class Reader:
             "headers": [(b"host", b"127.0.0.1"), *((name.encode(), value.encode()) for name, value in headers.items())],
             "query_string": b"",
             "client": ("127.0.0.1", 1),
-            "state": {"abort": self.abort, "request_id": "r1", "credentials": None},
+            "state": {"abort": self.abort, "on_gone": self.on_gone, "request_id": "r1", "credentials": None},
         }
         self.task = it._group.create_task(self._run(it, user_id))
 
@@ -47,9 +48,16 @@ class Reader:
         await response(self.scope, self._receive, self._send)
         self.ended.set()
 
+    def on_gone(self, callback):
+        self._when_gone = callback
+        if callback is not None and self._left.is_set():
+            callback()
+
     def leave(self):
         self._left.set()
         self.takes.set()
+        if self._when_gone is not None:
+            self._when_gone()
 
     def abort(self):
         self.aborted += 1

@@ -261,6 +261,7 @@ def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_fu
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE session DROP COLUMN used_at CASCADE")
         connection.execute("DROP FUNCTION note_session_use CASCADE")
+        connection.execute("DROP TABLE api_key")
         connection.execute("UPDATE alembic_version SET version_num = '0006'")
         connection.execute(
             "INSERT INTO session SELECT id, 'ada', 'georges', '{}', now() + days * interval '1 day', 0"

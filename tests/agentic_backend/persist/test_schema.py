@@ -21,6 +21,7 @@ from tests.support.postgres import Database
 ROOT = Path(__file__).parents[3]
 TABLES = {
     "agent",
+    "api_key",
     "alembic_version",
     "attachment_leftover",
     "feedbacks",
@@ -95,7 +96,7 @@ async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Da
         )
         out, _ = await process.communicate()
         said.append(out.strip())
-    assert said == [b"0008 True", b"0008 False"]
+    assert said == [b"0009 True", b"0009 False"]
 
 
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
@@ -126,7 +127,7 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0008", b"0008"]
+    assert [out.strip() for out, _ in results] == [b"0009", b"0009"]
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
 
 
@@ -136,6 +137,7 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
     postgres = settings_for(database.settings()).storage.postgres
     await asyncio.to_thread(migrate, postgres)
     with psycopg.connect(database.dsn) as connection:
+        connection.execute("DROP TABLE api_key")
         connection.execute("DROP INDEX session_history_one_question_an_exchange")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
         for session_id, user_id, asked in (("s1", "ada", "abac" + "a"), ("s2", "ada", "a"), ("s3", "bob", "aab")):
@@ -177,7 +179,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     await asyncio.to_thread(migrate, postgres)
     rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0008.*newer version"):
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0009.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()

@@ -36,10 +36,13 @@ class Log:
 
 
 class Runner:
-    """Runs a turn until its exchange is let go or stopped. `order` is who ran, in order of the beginnings."""
+    """Runs a turn until its exchange is let go or stopped. `order` is who ran, in order of the beginnings. An exchange
+    in `told` was there before: its end is told again, and the session stays as it is."""
 
     def __init__(self) -> None:
         self.memory = SessionMemory()
+        self.alone = True
+        self.told: dict[str, Final] = {}
         self.order: list[str] = []
         self.stubborn = False
         self.failure: Exception | None = None
@@ -60,6 +63,9 @@ class Runner:
         if self.failure is not None:
             raise self.failure
         turn.publish(Accepted())
+        if known is not None and ask.exchange_id in self.told:
+            turn.publish(self.told[ask.exchange_id])
+            return known
         known = known or self.memory.know(Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
         exchange = Exchange(turn, known.session)
         exchange.open()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import RegistryRules
 from agentic_backend.session.stream import Cancelled, Failed, Final
@@ -157,6 +158,53 @@ async def test_ended_turns_are_kept_within_a_bound_of_bytes(make_gated_turns):
         True
     ] * 2
     assert gated_turns.registry.replay_bytes == turns[3].bytes_held + turns[4].bytes_held
+
+
+async def test_the_conversations_that_came_with_them_count_too(make_gated_turns):
+    gated_turns = make_gated_turns(RegistryRules(kept_bytes=1_000_000))
+    given = (HistoryItem("user", "x" * 300_000), HistoryItem("assistant", "Yes."))
+    turns = [gated_turns.ask(f"e{number}", session_id=f"s{number}", given=given) for number in range(3)]
+    await gated_turns.finish(*turns)
+    assert [gated_turns.registry.find(f"e{number}", USER) is not None for number in range(3)] == [False, False, True]
+
+
+async def test_the_newest_answer_of_a_session_is_known_while_nothing_else_can_have_come(gated_turns):
+    registry, runner = gated_turns.registry, gated_turns.runner
+    assert registry.newest("s1", USER) is None
+    first = gated_turns.ask("e1")
+    await runner.began("e1")
+    assert registry.newest("s1", USER) is None
+    await gated_turns.finish(first)
+    await ticks()
+    assert registry.newest("s1", USER) is first
+    assert registry.newest("s1", "another") is None
+    second = gated_turns.ask("e2")
+    await gated_turns.finish(second)
+    await ticks()
+    assert registry.newest("s1", USER) is second
+    assert (first.follows, second.follows) == (None, "e1")
+    runner.alone = False
+    assert registry.newest("s1", USER) is None
+
+
+async def test_what_failed_or_was_only_told_again_is_not_the_newest_answer(gated_turns):
+    registry, runner = gated_turns.registry, gated_turns.runner
+    turns = [gated_turns.ask(f"e{number}") for number in range(2)]
+    await gated_turns.finish(*turns)
+    runner.told["again"] = turns[0].events[-1].payload
+    await ended(gated_turns.ask("again"))
+    await ticks()
+    assert registry.newest("s1", USER) is None
+    third = gated_turns.ask("e3")
+    await gated_turns.finish(third)
+    await ticks()
+    assert registry.newest("s1", USER) is third
+    stopped = gated_turns.ask("e4")
+    await runner.began("e4")
+    stopped.cancel()
+    await ended(stopped)
+    await ticks()
+    assert registry.newest("s1", USER) is None
 
 
 async def test_idle_sessions_are_forgotten_and_busy_ones_never(make_gated_turns):

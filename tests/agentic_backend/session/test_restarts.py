@@ -33,6 +33,7 @@ class Hosted:
     def __init__(self, restart: Restart = "from_question", *, uses_credentials: bool = False) -> None:
         self.restart = restart
         self.uses_credentials = uses_credentials
+        self.client_tools = False
         self.runs: list[AgentRun] = []
         self.gate = asyncio.Event()
         self.asks = False

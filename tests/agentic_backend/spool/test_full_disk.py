@@ -27,6 +27,7 @@ from agentic_backend.spool.spooldir import Mark, Reserve, SpoolLock
 from agentic_backend.spool.spoolfile import SpoolFile
 from agentic_backend.spool.spoolrows import Row
 from backend_kit.kpi import Kpi
+from backend_kit.parent_death import with_parent_death_signal
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import USER, new_session, stored_ranks, turn, turns
@@ -35,7 +36,6 @@ from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ROOT
 from tests.support.small_disk import Neighbour, NoRight, fill, small_disk
-from turnwise.parent_death import with_parent_death_signal
 
 pytestmark = pytest.mark.servers
 

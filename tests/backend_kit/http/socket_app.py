@@ -39,6 +39,12 @@ class SocketApp:
             await self._lifespan(receive, send)
         elif scope["type"] == "http" and scope["path"] == "/abort":
             await self.abort_http(scope, send)
+        elif scope["type"] == "http" and scope["path"] == "/pieces":
+            await self.pieces(scope, send)
+        elif scope["type"] == "http" and scope["path"] == "/gone":
+            await self.wait_gone(scope)
+        elif scope["type"] == "http" and scope["path"] == "/flood-pieces":
+            await self.flood_pieces(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
@@ -120,6 +126,43 @@ class SocketApp:
         while (await receive())["type"] != "websocket.disconnect":
             pass
         self.seen.put(("gone", send_now([b"late"])))
+
+    async def pieces(self, scope: Scope, send: Any) -> None:
+        """An answer in pieces, each at once where that can be; what became of a piece before its head and after it."""
+        send_now = scope["state"]["send_now"]
+        early = send_now(b"early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        at_once = []
+        for body in (b"one", b"", b"x" * 70_000, b"two"):
+            at_once.append(send_now(body))
+            if not at_once[-1]:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"last"})
+        self.seen.put(("pieces", early, at_once, send_now(b"late")))
+
+    async def flood_pieces(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Send pieces at once until that would have to wait, and try once more when the peer has gone."""
+        send_now = scope["state"]["send_now"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        count = 0
+        while send_now(b"x" * 65536):
+            count += 1
+        self.seen.put(("full", count))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.seen.put(("gone", send_now(b"late")))
+
+    async def wait_gone(self, scope: Scope) -> None:
+        """Wait for the peer to go, without a read; whoever asks later is told at once."""
+        first, later, taken_back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        on_gone = scope["state"]["on_gone"]
+        on_gone(taken_back.set)
+        on_gone(first.set)
+        self.seen.put("waits")
+        await first.wait()
+        on_gone(later.set)
+        on_gone(None)
+        self.seen.put(("gone", later.is_set(), taken_back.is_set()))
 
     async def flood_texts(self, scope: Scope, _receive: Any, send: Any) -> None:
         """Send texts without end."""

@@ -8,6 +8,7 @@ import pytest
 from backend_kit.http.redact import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, RedactTokens, redact
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
+KEY = "tw_abcdefghijkl_ABCdef"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
         ("bearer=abc", "bearer=abc"),
         (f"{JWT} and x{JWT}/y, z", "*** and x***, z"),
         (f'"{JWT}"', '"***"'),
+        (f"{KEY} and {KEY}, or x{KEY}", "*** and ***, or x***"),
+        (f"(b'x-api-key', b'{KEY}')", "(b'x-api-key', b'***')"),
         ("?a=b&c=d. A sentence, and another; 'done'.", "?a=b&c=d. A sentence, and another; 'done'."),
         ("", ""),
     ],

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from backend_kit.auth import HmacVerifier, Identity, NoAuth
 from backend_kit.http import (
     BodyLimit,
+    Cors,
     HttpMetrics,
     RequestId,
     RequestMetrics,
@@ -47,17 +48,19 @@ class Ready:
 class Site:
     """An application with a route for each case, and its metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, cors: Cors | None = None) -> None:
         self.registry = CollectorRegistry()
         self.ready = Ready()
+        cors = cors or Cors(())
         self.app = FastAPI()
         self.app.include_router(health_router(self.ready, "/base"))
         self.app.include_router(_routes(), prefix="/base")
-        install_error_handlers(self.app)
+        install_error_handlers(self.app, cors.headers)
         self.app.add_middleware(BodyLimit, limit_bytes=LIMIT, file_paths=["/base/upload"])
         self.activity = Activity()
         self.app.add_middleware(RequestMetrics, metrics=HttpMetrics(self.registry), activity=self.activity)
         self.app.add_middleware(RequestId)
+        cors.add_to(self.app)
         self.server: Running
 
     def count(self, **labels: str) -> float | None:
@@ -68,7 +71,9 @@ class Site:
         try:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
             answer = connection.getresponse()
-            return answer.status, answer.headers, json.loads(answer.read() or b"null")
+            text = answer.read()
+            is_json = "json" in (answer.headers["Content-Type"] or "")
+            return answer.status, answer.headers, json.loads(text or b"null") if is_json else text.decode()
         finally:
             connection.close()
 
@@ -150,10 +155,21 @@ def test_advice_to_retry_and_the_language_follow_the_request(site: Site) -> None
     assert body["detail"]["message"] == CODES[Code.OVERLOADED].fr
 
 
-@pytest.mark.parametrize("body", ['{"message": 7, "access_token": "CANARY"}', "CANARY", "[" * 900, '{"a":1}', ""])
-def test_an_unreadable_body_is_bad_request_and_not_quoted(site: Site, body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"message": 7, "access_token": "CANARY"}', "message"),
+        ("CANARY", None),
+        ("[" * 900, None),
+        ('{"a":1}', "message"),
+        ("", None),
+    ],
+)
+def test_an_unreadable_body_is_bad_request_that_names_the_field_and_not_quoted(
+    site: Site, body: str, field: str | None
+) -> None:
     status, _, answer = site.ask("POST", "/base/ask", body, content_type="application/json")
-    assert (status, answer["detail"]["code"]) == (422, "bad_request")
+    assert (status, answer["detail"]["code"], answer["detail"].get("field")) == (422, "bad_request", field)
     assert "CANARY" not in json.dumps(answer)
 
 

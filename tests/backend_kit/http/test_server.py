@@ -1,5 +1,6 @@
 """The server as a process: how it ends, and how it fails to begin."""
 
+import http.client
 import signal
 import socket
 import urllib.error
@@ -181,6 +182,54 @@ def test_what_has_its_head_is_not_timed() -> None:
         assert _received(silent) == b""
         sock.sendall(frame(1, b"still here"))
         assert read_frame(sock) == (1, b"still here")
+
+
+PIECES = b"one" + b"x" * 70_000 + b"two" + b"last"
+
+
+@pytest.mark.servers
+def test_pieces_that_are_sent_at_once_are_those_of_the_answer() -> None:
+    socket_app = SocketApp()
+    with running(socket_app) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        for _ in range(2):  # on one connection
+            connection.request("GET", "/pieces")
+            assert connection.getresponse().read() == PIECES
+            assert socket_app.seen.get(timeout=PATIENCE_S) == ("pieces", False, [True] * 4, False)
+        connection.close()
+
+
+@pytest.mark.servers
+def test_a_client_that_knows_no_chunks_gets_none() -> None:
+    socket_app = SocketApp()
+    with running(socket_app) as server, connect(server.port) as sock:
+        sock.sendall(b"GET /pieces HTTP/1.0\r\n\r\n")
+        received = b""
+        while chunk := sock.recv(65536):
+            received += chunk
+        assert received.endswith(b"\r\n\r\n" + PIECES)
+        assert socket_app.seen.get(timeout=PATIENCE_S) == ("pieces", False, [False] * 4, False)
+
+
+@pytest.mark.servers
+def test_no_piece_is_sent_at_once_to_a_client_that_is_behind_or_has_gone() -> None:
+    socket_app = SocketApp()
+    with running(socket_app) as server:
+        with connect(server.port) as sock:
+            sock.sendall(b"GET /flood-pieces HTTP/1.1\r\nHost: x\r\n\r\n")
+            full, count = socket_app.seen.get(timeout=PATIENCE_S)
+            assert (full, count > 0) == ("full", True)
+        assert socket_app.seen.get(timeout=PATIENCE_S) == ("gone", False)
+
+
+@pytest.mark.servers
+def test_who_waits_for_a_client_to_go_is_told_without_reading() -> None:
+    socket_app = SocketApp()
+    with running(socket_app) as server:
+        with connect(server.port) as sock:
+            sock.sendall(b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert socket_app.seen.get(timeout=PATIENCE_S) == "waits"
+        assert socket_app.seen.get(timeout=PATIENCE_S) == ("gone", True, False)
 
 
 def _received(sock: socket.socket) -> bytes:

@@ -13,9 +13,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentic_backend.settings import AgenticSettings, _origin
+from agentic_backend.settings import AgenticSettings
 from backend_kit.settings import Section
-from backend_kit.settings.base import RootSection, http_url
+from backend_kit.settings.base import RootSection, _origin, http_url
 from backend_kit.settings.load import nested_section
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 

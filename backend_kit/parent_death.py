@@ -26,7 +26,7 @@ def with_parent_death_signal(
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(stop_signal)), owner, *command]
 
 
-def set_parent_death_signal(parent: int, stop_signal: int) -> None:
+def _set_parent_death_signal(parent: int, stop_signal: int) -> None:
     """Ask the kernel to send this process the signal when its parent dies. Raises OSError if the kernel refuses.
 
     Exits with 1 if the parent has already died.
@@ -40,7 +40,7 @@ def set_parent_death_signal(parent: int, stop_signal: int) -> None:
         sys.exit(1)
 
 
-def main(arguments: list[str]) -> None:
+def _main(arguments: list[str]) -> None:
     """Change to the user, set the signal and replace this process by the program. Raises OSError."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback when it ends while it is still this script
     parent, stop_signal, owner, *command = arguments
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
-    set_parent_death_signal(int(parent), int(stop_signal))
+    _set_parent_death_signal(int(parent), int(stop_signal))
     # The interpreter ignores these two; an ignored signal would stay ignored in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -57,4 +57,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _main(sys.argv[1:])

@@ -18,7 +18,7 @@ _RULES: Final = RegistryRules(kept_s=0.0, kept_bytes=0, by_session=False)
 """An ask has nothing to do with those before it or beside it."""
 
 
-def baseline_turns(
+def unkept_turns(
     agents: TurnAgents,
     admission: Admission,
     metrics: AgenticMetrics,
@@ -26,18 +26,23 @@ def baseline_turns(
     reports: TurnReports,
     tasks: TaskRegistry,
     turn_s: float,
+    *,
+    name: str,
 ) -> TurnRegistry:
-    """A registry whose turns are those of any other, but for what they know and what they leave: nothing."""
+    """A registry whose turns are those of any other, but for what they know and what they leave: nothing.
+
+    `name` is the agent and the title of their sessions.
+    """
     log = NullLog()
     runner = TurnRunner(
-        store=NullStore(),
+        store=NullStore(name),
         log=log,
         catalog=agents,
         admission=admission,
         metrics=metrics,
         kpi=kpi,
         reports=reports,
-        rules=TurnRules(turn_s, restore_max_exchanges=0),
+        rules=TurnRules(turn_s, restore_max_exchanges=0, kept=False),
     )
     return TurnRegistry(runner=runner, admission=admission, log=log, tasks=tasks, rules=_RULES)
 
@@ -45,9 +50,12 @@ def baseline_turns(
 class NullStore:
     """Implements `TurnStore` by making each session up when it is asked for."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     async def get(self, session_id: str, user_id: str) -> Session:
         """A session without a turn."""
-        return Session(session_id, user_id, "baseline", "baseline", utc_now())
+        return Session(session_id, user_id, self._name, self._name, utc_now())
 
     async def touch(self, session_id: str, user_id: str) -> bool:  # noqa: ARG002 - of the port
         """True."""

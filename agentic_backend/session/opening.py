@@ -1,0 +1,50 @@
+"""Sessions by ids of their clients: the first request that names one makes it, any later one finds it."""
+
+from collections.abc import Callable
+
+from agentic_backend.errors import Conflict, SessionLimitReached
+from agentic_backend.session.models import Session
+from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.store import SessionStore
+
+
+class Sessions:
+    """Makes sessions, and opens those whose id a client has chosen. A user has at most `most` (0: no limit)."""
+
+    def __init__(
+        self, store: SessionStore, registry: TurnRegistry, *, most: int, limit_hit: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._most = most
+        self._limit_hit = limit_hit
+
+    async def make(self, session: Session) -> Session:
+        """Store a new session with an id of ours. Raises `SessionLimitReached` or `HistoryUnavailable`."""
+        await self._create(session)
+        self._registry.update(session)
+        return session
+
+    async def open(self, session_id: str, user_id: str, agent_id: str, title: str = "") -> Session:
+        """The user's session of this id, made with this agent and title where there is none yet.
+
+        Any number of requests may open it at once. Whether the session found has this agent is the caller's to ask:
+        an ask names its own. Raises `Conflict` where the id is another user's, and as `make`.
+        """
+        known = self._registry.session_of(session_id, user_id)
+        known = known or await self._store.get(session_id, user_id)
+        if known is not None:
+            return known
+        await self._create(Session.with_id(session_id, user_id, agent_id, title))
+        # Read again: another request may have made it meanwhile, or another user may have one of that id.
+        stored = await self._store.get(session_id, user_id)
+        if stored is None:
+            raise Conflict(field="session_id")
+        if stored.next_rank == 0 and self._registry.session_of(session_id, user_id) is None:
+            self._registry.update(stored)
+        return stored
+
+    async def _create(self, session: Session) -> None:
+        if not await self._store.create(session, self._most):
+            self._limit_hit("max_concurrent_sessions_per_user")
+            raise SessionLimitReached(self._most)

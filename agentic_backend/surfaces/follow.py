@@ -1,0 +1,94 @@
+"""The events of one turn for a door, from any place on, as they come."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final
+
+from agentic_backend.chat.follow import Follow
+from agentic_backend.session.stream import EventLog, Payload, Turn, TurnEvent
+
+EVERYTHING: Final = 1 << 62
+"""More characters than any text has: `EventLog.joined` then joins all fragments that follow each other."""
+
+
+class Following:
+    """One reader of a turn: an async iterator over its events to the terminal one.
+
+    For doors that do not answer with an event stream; those that do use `turn_stream`. `with` it: leaving it is that
+    its client has left, so a turn whose ask says so is cancelled where nobody else follows it. Whoever is behind gets
+    fragments of one message joined, with the number of the last.
+    """
+
+    def __init__(self, turn: Turn, after: int = 0, *, pace_s: float = 0.0) -> None:
+        """It begins behind the event with number `after`; 0: with the first of this run of the exchange.
+
+        While the turn runs it wakes at most once in `pace_s` seconds, `math.inf`: not before the end. To wake a task
+        for each token costs more than to say a token.
+        """
+        self.turn = turn
+        self._follow = follow_of(turn, after)
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._pace_s = pace_s
+        self._due = math.inf if pace_s == math.inf else 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._left = False
+
+    def __enter__(self) -> "Following":
+        self.turn.follow(self._noticed)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        turn = self.turn
+        turn.unfollow(self._noticed)
+        if self._timer is not None:
+            self._timer.cancel()
+        if not turn.ended and turn.ask.on_disconnect == "cancel" and not turn.followed:
+            turn.cancel()
+
+    def leave(self) -> None:
+        """Its client has gone: the iterator ends."""
+        self._left = True
+        self._wake.set()
+
+    def __aiter__(self) -> "Following":
+        return self
+
+    async def __anext__(self) -> TurnEvent:
+        """The next event. Stops after the terminal event, which a refusal is too."""
+        while self._left or self._follow.up_to_date:
+            if self._left or self.turn.ended:
+                raise StopAsyncIteration
+            await self._wake.wait()
+            self._wake.clear()
+            self._due = self._loop.time() + self._pace_s
+        return self._follow.take()
+
+    def _noticed(self) -> None:
+        if self.turn.ended or self._loop.time() >= self._due:
+            self._wake.set()
+        elif self._timer is None and self._due != math.inf:
+            self._timer = self._loop.call_at(self._due, self._due_now)
+
+    def _due_now(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+
+def follow_of(turn: Turn, after: int = 0) -> Follow:
+    """The position behind the event with number `after`; 0: before the first event of this run of the exchange, which
+    leaves out what it had published before it asked a person."""
+    return Follow(turn, turn.after(after) if after or turn.ask.human is None else turn.earlier)
+
+
+def whole_events(events: EventLog) -> Iterator[tuple[int, Payload]]:
+    """The events with their places; fragments that follow each other are one."""
+    place = 0
+    while place < len(events):
+        event, count = events.joined(place, EVERYTHING)
+        yield place, event.payload
+        place += count

@@ -1,0 +1,339 @@
+"""`/v1/responses`: answers that are kept, asked for again, and run on without their client."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentic_backend.chat.follow import Follow
+from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.events import ChatMessage
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
+from agentic_backend.surfaces.follow import Following, whole_events
+from agentic_backend.surfaces.openai import reading
+from agentic_backend.surfaces.openai.answering import WholeAnswer, failed
+from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
+from agentic_backend.surfaces.openai.asking import (
+    EXCHANGE_HEADER,
+    SESSION_HEADER,
+    Wish,
+    answer_to,
+    ask_of,
+    asked_again,
+    expect_page,
+    find_waiting,
+    open_session,
+    told_task,
+)
+from agentic_backend.surfaces.openai.citations import page_of
+from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
+from agentic_backend.surfaces.openai.errors import CannotNow, Refused
+from agentic_backend.surfaces.openai.items import read_input
+from agentic_backend.surfaces.openai.people import in_words
+from agentic_backend.surfaces.openai.response_events import ResponseEvents
+from agentic_backend.surfaces.openai.response_ids import ResponseId
+from agentic_backend.surfaces.openai.response_object import Requested, ResponseObject
+from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
+from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
+from agentic_backend.surfaces.openai.response_stream import ResponseStream
+from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
+from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.stream import turn_stream
+from backend_kit.auth import Identity
+from backend_kit.wire import CODES, dumps
+
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+_NOTHING: Final = {"input_tokens": 0, "output_tokens": 0}
+_STOP_S: Final = 5.0
+"""How long a request waits for a turn that it stops: an agent may ignore that."""
+_PLACE_S: Final = 1.0
+"""How long a request in the background waits for its place, so that a refusal is its answer."""
+_MOST_DIGITS: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A response that is about to begin: its ask, which goes to the registry of kept turns or to the other one."""
+
+    name: ResponseId
+    asked: Requested
+    ask: Ask
+    kept: bool
+    headers: Mapping[str, str]
+
+    def submit(self, services: DoorServices) -> Turn:
+        """Begin its turn."""
+        return (services.registry if self.kept else services.unkept).submit(self.ask)
+
+
+async def create_response(services: DoorServices, request: Request, identity: Identity) -> Response:
+    """The answer to `POST /v1/responses`. Raises ServiceError where it cannot be answered."""
+    expect_page(services, request)
+    wanted = _unless_temporary(read_response_request(await request.body()), request)
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
+    earlier = await _earlier(services, identity, wanted)
+    conversation = read_input(wanted.input, earlier.open_calls if earlier is not None else ())
+    if earlier is None and is_task(conversation):
+        end = await told_task(services, request, identity, conversation)
+        return _at_once(replace(wanted, store=False), ResponseId(str(uuid4()), str(uuid4())), end, {})
+    given = [HistoryItem("system", wanted.instructions)] if wanted.instructions else []
+    given += earlier.items if earlier is not None else ()
+    wish = Wish(
+        wanted.model,
+        conversation,
+        (*given, *conversation.history),
+        wanted.tools,
+        (*wanted.ignored, *sorted(conversation.left_out)),
+        services.background_s if wanted.background else None,
+        stays=wanted.background,
+    )
+    session_id = _session_id(request, identity, wanted, earlier)
+    asked = _asked(wanted, conversation.history, earlier)
+    note = asked.note() if session_id is not None else None
+    ask, headers = ask_of(services, request, identity, wish, session_id, note)
+    if session_id is None:
+        name = ResponseId(ask.session_id, ask.exchange_id)
+        return _answer(services, request, wanted, _Begun(name, asked, ask, kept=False, headers=headers), page)
+    headers[SESSION_HEADER] = session_id
+    await open_session(services, ask)
+    waiting = earlier.waiting if earlier is not None else await find_waiting(services, ask)
+    if waiting is not None and ask.message and waiting.agent_id == ask.agent_id:
+        headers[EXCHANGE_HEADER] = waiting.exchange_id
+        resumed = answer_to(waiting, ask)
+        if resumed is None:
+            # It is the response that asked, so that it can be answered.
+            asking = ResponseId.read(wanted.previous) if wanted.previous is not None else None
+            asking = asking or ResponseId(session_id, waiting.exchange_id)
+            words = asked_again(waiting)
+            return _at_once(wanted, asking, End(words, words, spent=_NOTHING), headers)
+        name = ResponseId(session_id, waiting.exchange_id, waiting.rank)
+        ask = replace(resumed, note=replace(asked, answers=in_words(waiting.question)).note())
+    else:
+        name = ResponseId(session_id, ask.exchange_id)
+    begun = _Begun(name, asked, ask, kept=True, headers=headers)
+    if wanted.background and not wanted.stream:
+        return await _in_background(services, begun, page)
+    return _answer(services, request, wanted, begun, page)
+
+
+def _unless_temporary(wanted: ResponseRequest, request: Request) -> ResponseRequest:
+    """The request, which keeps nothing where its front end says so. Raises Refused for one in the background."""
+    if not is_temporary(request.headers):
+        return wanted
+    if wanted.background:
+        raise Refused("background is not for temporary chats: nothing of them is kept.", "background", "invalid_value")
+    return replace(wanted, store=False)
+
+
+async def _earlier(services: DoorServices, identity: Identity, wanted: ResponseRequest) -> Earlier | None:
+    if wanted.previous is not None:
+        return await before(services, identity, wanted.previous)
+    if wanted.conversation is not None:
+        session_id = session_id_of(identity.uid, {}, {"session_id": wanted.conversation})
+        assert session_id is not None, "it is not empty"
+        return await all_before(services, identity, session_id)
+    return None
+
+
+def _session_id(request: Request, identity: Identity, wanted: ResponseRequest, earlier: Earlier | None) -> str | None:
+    """The session of the response: that of the conversation before it, one that the request names, or a new one."""
+    if not wanted.store:
+        return None
+    if earlier is not None:
+        return earlier.session_id
+    return session_id_of(identity.uid, request.headers, wanted.metadata) or str(uuid4())
+
+
+def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem], earlier: Earlier | None) -> Requested:
+    # Results of the client's tools are what the question's message has.
+    items = list(history)
+    if items and items[-1].role == "tool":
+        while items and items[-1].role == "tool":
+            items.pop()
+    return Requested(
+        model=wanted.model,
+        created_at=int(time.time()),
+        previous=wanted.previous,
+        conversation=wanted.conversation,
+        after=earlier.newest if earlier is not None and wanted.conversation is not None else None,
+        instructions=wanted.instructions,
+        background=wanted.background,
+        store=wanted.store,
+        metadata=wanted.metadata,
+        before=tuple(items),
+    )
+
+
+def _answer(services: DoorServices, request: Request, wanted: ResponseRequest, begun: _Begun, page: str) -> Response:
+    events = ResponseEvents(ResponseObject(begun.name, begun.asked), page)
+    if wanted.stream:
+        stream = ResponseStream(events, begun.headers)
+        return turn_stream(services, request, begun.ask.user_id, partial(begun.submit, services), stream)
+    return WholeAnswer(partial(begun.submit, services), begun.headers, partial(_whole, events))
+
+
+def _whole(events: ResponseEvents, payloads: Sequence[Payload]) -> bytes | Failure:
+    """The response of a turn that has ended, or why there is none."""
+    end = payloads[-1]
+    if isinstance(end, Failed | Cancelled):
+        return failure_of(end)
+    for payload in payloads:
+        events.take(payload)
+    return dumps(events.response)
+
+
+async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Response:
+    """The response as it is once its turn has its place, or has waited for one for a while."""
+    turn = begun.submit(services)
+    with Following(turn) as following, contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PLACE_S):
+            async for event in following:
+                if not is_waiting(event.payload):
+                    break
+    end = turn.events[-1].payload if turn.ended else None
+    if isinstance(end, Failed) and end.session is None:
+        return failed(failure_of(end), begun.headers)  # it was refused, and nothing of it is kept
+    part = Part(begun.name, begun.asked, turn, turn.earlier, 0)
+    return _json(part.as_it_is(page), begun.headers)
+
+
+def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mapping[str, str]) -> Response:
+    """An answer that no turn gave."""
+    events = ResponseEvents(ResponseObject(name, _asked(wanted, (), None)), "")
+    told = events.at_once(end.answer, end.spent)
+    if not wanted.stream:
+        return _json(events.response, headers)
+    frames = b"".join(one.frame() for one in told)
+    return Response(frames, 200, {**headers, "cache-control": "no-store"}, _EVENTS)
+
+
+async def retrieve_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
+    """The answer to `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on."""
+    query = request.query_params
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
+    streams = query.get("stream", "").lower() in ("true", "1")
+    after = _starting_after(query.get(STARTING_AFTER))
+    part = await _found(services, request, identity, response_id)
+    if not streams:
+        return _json(part.as_it_is(page), {})
+    code = services.hub.refusal_of_stream(request, identity.uid)
+    if code is not None:
+        after_s = RETRY_S * 1000 if CODES[code].retryable else None
+        return failed(failure_of(Failed(code, refused=True, retry_after_ms=after_s)), {})
+    place, events = (part.place, part.events(page)) if after is None else part.behind(after, page)
+    stream = ResponseStream(events, {}, -1 if after is None else after)
+    return services.hub.event_stream(request, identity.uid, lambda: Follow(part.turn, place), stream)
+
+
+async def _found(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Part:
+    expect_page(services, request)
+    return await find_part(services, identity, response_id)
+
+
+def _starting_after(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
+        raise reading.wrong(STARTING_AFTER, "a sequence_number")
+    return int(given)
+
+
+async def cancel_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
+    """The answer to `POST /v1/responses/{id}/cancel`: the response as it is then. One that has ended stays as it is."""
+    page = page_of(services.public_url, request.scope["scheme"], request.headers)
+    part = await _found(services, request, identity, response_id)
+    await _stop(part.turn)
+    return _json(part.as_it_is(page), {})
+
+
+async def _stop(turn: Turn) -> None:
+    if turn.ended:
+        return
+    turn.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_S):
+            await turn.wait_ended()
+
+
+async def delete_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
+    """The answer to `DELETE /v1/responses/{id}`: its session goes with it. Raises CannotNow where that has others."""
+    part = await _found(services, request, identity, response_id)
+    name, ran = part.name, not part.turn.ended
+    await _stop(part.turn)
+    others = await services.store.exchange_ids(name.session_id, identity.uid, 2) - {name.exchange_id}
+    # One that has just ended leaves its place a moment later.
+    if others or (not ran and services.registry.knows(name.session_id, identity.uid, 0.0)):
+        sentence = (
+            "Its conversation has other responses, which build on it. "
+            f"DELETE {services.base_url}/chatbot/session/{name.session_id} deletes them all."
+        )
+        raise CannotNow(sentence, AT)
+    await services.registry.forget(name.session_id, identity.uid)
+    with services.kpi.phase("session_write"):
+        await services.store.delete(name.session_id, identity.uid)
+    return _json({"id": response_id, "object": "response", "deleted": True}, {})
+
+
+async def input_items(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
+    """The answer to `GET /v1/responses/{id}/input_items`: what the request had, without what it referred to."""
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise Refused("order must be asc or desc.", "order", "invalid_value")
+    part = await _found(services, request, identity, response_id)
+    messages = (payload.message for _, payload in whole_events(part.turn.events) if isinstance(payload, Whole))
+    said = next((message for message in messages if message.role == "user"), None)
+    items = [item for one in part.requested.before or () for item in _item(one)]
+    items += _question(said) if said is not None else []
+    named = [{"id": f"in_{part.name.key}_{number}", **item} for number, item in enumerate(items)]
+    if order == "desc":
+        named.reverse()
+    ends = {"first_id": named[0]["id"], "last_id": named[-1]["id"]} if named else {"first_id": None, "last_id": None}
+    return _json({"object": "list", "data": named, **ends, "has_more": False}, {})
+
+
+def _question(message: ChatMessage) -> list[dict[str, Any]]:
+    results = [part for part in message.parts if part.get("type") == "tool_result"]
+    if results:
+        return [_result(part["call_id"], str(part["content"])) for part in results]
+    return [_message("user", "input_text", message.text)]
+
+
+def _item(item: HistoryItem) -> list[dict[str, Any]]:
+    """An item of a conversation as clients sent it; an assistant's calls are items of their own."""
+    if item.role == "tool":
+        return [_result(item.call_id, item.text)]
+    if item.role != "assistant":
+        return [_message(item.role, "input_text", item.text)]
+    calls = [
+        {
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+        for call in item.calls
+    ]
+    return [*([_message("assistant", "output_text", item.text)] if item.text else []), *calls]
+
+
+def _message(role: str, kind: str, text: str) -> dict[str, Any]:
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": "message", "role": role, "status": "completed", "content": [{"type": kind, "text": text, **more}]}
+
+
+def _result(call_id: str, output: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "status": "completed", "call_id": call_id, "output": output}
+
+
+def _json(value: Any, headers: Mapping[str, str]) -> Response:
+    return Response(dumps(value), 200, dict(headers), _JSON)

@@ -1,0 +1,166 @@
+"""What a turn's events say to clients that know text, reasoning, citations, tool calls and an end: shared by the shapes
+of OpenAI. No encoding here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from agentic_backend.events import ChatMessage
+from agentic_backend.session.stream import Awaiting, Cancelled, Failed, Payload, TextDelta, ThoughtDelta, Whole
+from agentic_backend.session.stream import Final as Answered
+from agentic_backend.surfaces.openai.citations import Citation, citations_of
+from agentic_backend.surfaces.openai.errors import CANCELLED, status_of, their_code
+from agentic_backend.surfaces.openai.people import in_words
+from agentic_backend.surfaces.openai.steps import Calls, calls_of, step_in_words
+from backend_kit.wire import CODES
+
+FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
+_REASONS: Final[dict[str, FinishReason]] = {
+    "length": "length",
+    "content_filter": "content_filter",
+    "tool_calls": "tool_calls",
+}
+_STOPPED: Final = "The answer was stopped."
+_GAP: Final = "\n\n"
+Terminal = Answered | Awaiting | Cancelled | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no whole answer: as HTTP and OpenAI's errors say it. `retry_after_s` is None where nobody knows."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a turn ended. `answer` is the whole text, `rest` what of it `Telling` has not given yet, with a gap where
+    something was said before; `spent` the tokens of all its model calls, None where no model reported any."""
+
+    answer: str = ""
+    rest: str = ""
+    reason: FinishReason = "stop"
+    citations: tuple[Citation, ...] = ()
+    calls: Calls = ()
+    spent: dict[str, Any] | None = None
+    failure: Failure | None = None
+
+
+class Telling:
+    """Follows one turn in the order of its events: text is given as it comes, and cannot be taken back.
+
+    What turns out to have been said before a step stays in front of the answer, with an empty line between them.
+    """
+
+    def __init__(self, page: str) -> None:
+        """`page` is the origin at which people open our page."""
+        self._page = page
+        self._rank: int | None = None
+        self._said: list[str] = []
+        self._chars_before = 0
+        self._last = ""
+
+    def text(self, delta: TextDelta) -> str:
+        """The next text of the answer."""
+        text = delta.text
+        self._last = "text"
+        if delta.rank != self._rank:
+            gap = self._gap()
+            self._chars_before += sum(map(len, self._said)) + len(gap)
+            self._rank = delta.rank
+            self._said = [text]
+            return gap + text
+        self._said.append(text)
+        return text
+
+    def thought(self, text: str) -> str:
+        """The next text of reasoning."""
+        gap = _GAP if self._last == "step" else ""
+        self._last = "thought"
+        return gap + text
+
+    def step(self, message: ChatMessage) -> str:
+        """A message beside the answer, as reasoning; "" where there is nothing to say, or it was said as text."""
+        if message.channel == "thought" and message.rank == self._rank:
+            return ""
+        words = step_in_words(message)
+        if not words:
+            return ""
+        gap = _GAP if self._last in ("step", "thought") else ""
+        self._last = "step"
+        return gap + words
+
+    def end(self, payload: Terminal) -> End:
+        """The end of the turn."""
+        if isinstance(payload, Answered):
+            return self._answered(payload)
+        if isinstance(payload, Awaiting):
+            words = in_words(payload.payload)
+            return End(words, self._gap() + words, spent=spent_in(payload))
+        return End(spent=spent_in(payload), failure=failure_of(payload))
+
+    def _answered(self, payload: Answered) -> End:
+        message = payload.messages[-1]
+        parts, metadata = message.parts, message.metadata
+        answer, said = message.text, "".join(self._said) if self._rank == message.rank else ""
+        rest, before = answer[len(said) :] if answer.startswith(said) else "", self._chars_before
+        if not said and self._said:
+            gap = self._gap()
+            rest, before = gap + rest, before + sum(map(len, self._said)) + len(gap)
+        calls = calls_of(parts)
+        reason = finish_reason_of(calls, metadata)
+        return End(
+            answer, rest, reason, tuple(citations_of(parts, answer, self._page, before)), calls, spent_in(payload)
+        )
+
+    def _gap(self) -> str:
+        return _GAP if self._said else ""
+
+
+def finish_reason_of(calls: Calls, metadata: Mapping[str, Any]) -> FinishReason:
+    """Why an answer with these calls and this metadata ended."""
+    return "tool_calls" if calls else _REASONS.get(metadata.get("finish_reason", ""), "stop")
+
+
+def spent_in(end: Terminal) -> dict[str, Any] | None:
+    """`metadata.extras.usage` of a turn that ended: what its model calls took together. None if none reported any."""
+    if isinstance(end, Awaiting):
+        return end.usage
+    if not end.messages:
+        return None
+    spent = (end.messages[-1].metadata.get("extras") or {}).get("usage")
+    return spent if isinstance(spent, dict) else None
+
+
+def failure_of(payload: Cancelled | Failed) -> Failure:
+    """Why a turn has no whole answer. One that was stopped by somebody else is not to be asked again by itself."""
+    if isinstance(payload, Cancelled):
+        return Failure(409, CANCELLED, _STOPPED)
+    code = payload.code
+    after_s = None if payload.retry_after_ms is None else payload.retry_after_ms / 1000
+    return Failure(status_of(code), their_code(code), payload.text, payload.field, CODES[code].retryable, after_s)
+
+
+def told_at_once(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
+    """The reasoning and the end of a turn that has ended, for an answer in one piece.
+
+    What was said before a step was not the answer: here it is part of the reasoning.
+    """
+    telling = Telling(page)
+    reasoning: list[str] = []
+    end: End | None = None
+    for payload in payloads:
+        if isinstance(payload, ThoughtDelta):
+            reasoning.append(telling.thought(payload.text))
+        elif isinstance(payload, Whole):
+            reasoning.append(telling.step(payload.message))
+        elif isinstance(payload, Terminal):
+            end = telling.end(payload)
+    assert end is not None, "a turn that has ended has its end"
+    return "".join(reasoning), end

@@ -1,0 +1,1 @@
+"""Tests of the AG-UI door without a service."""

@@ -1,0 +1,1 @@
+"""The official client of AG-UI at the door of AG-UI."""

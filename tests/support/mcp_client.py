@@ -1,0 +1,23 @@
+"""The official client of MCP, unmodified, against a service on a port of this machine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+ERAS = ("legacy", "2026-07-28")
+"""The handshake of older clients, and the protocol without sessions."""
+
+
+@asynccontextmanager
+async def mcp_client(
+    port: int, era: str = "auto", *, headers: dict[str, str] | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """A client of `/mcp` that has connected; `options` are those of `Client`."""
+    async with httpx2.AsyncClient(headers=headers or {}, trust_env=False, timeout=600) as http:
+        transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
+        async with Client(transport, mode=era, cache=None, **options) as client:
+            yield client
