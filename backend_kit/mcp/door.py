@@ -22,7 +22,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from sse_starlette.sse import AppStatus
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from backend_kit.aio import TaskRegistry
@@ -353,9 +353,21 @@ def mcp_routes(door: Callable[[], McpDoor], identify: Callable[[Request], Awaita
         return Response(dumps(found), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
     return [
-        Route(PATH, _Endpoint(door, identify), methods=["GET", "POST", "DELETE"]),
-        Route(METADATA_PATH, metadata, methods=["GET"]),
+        _NamedRoute(PATH, _Endpoint(door, identify), methods=["GET", "POST", "DELETE"]),
+        _NamedRoute(METADATA_PATH, metadata, methods=["GET"]),
     ]
+
+
+class _NamedRoute(Route):
+    """A route that what it handles finds in its scope: there keys look for their scopes, and metrics for a label.
+
+    Those of FastAPI are, while its router puts no other there.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See `Route`."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self} if match is not Match.NONE else found
 
 
 class _Endpoint:

@@ -161,7 +161,9 @@ class Unrouted(BaseRoute):
         """Whether a request is for a path of the door."""
         path = scope["path"]
         below = path == self._prefix or path.startswith(f"{self._prefix}/")
-        return (Match.FULL, {"endpoint": self}) if below and scope["type"] == "http" else (Match.NONE, {})
+        if scope["type"] != "http" or not below:
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self, "route": self}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""

@@ -17,8 +17,10 @@ class ByKey:
         self.key = key
 
     async def ask(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        """Status and body of a request below the base path or, with two slashes, at the root."""
         headers = {"x-api-key": self.key, **options.pop("headers", {})}
-        async with self.filled.service.http.request(method, BASE + path, headers=headers, **options) as response:
+        place = path[1:] if path.startswith("//") else BASE + path
+        async with self.filled.service.http.request(method, place, headers=headers, **options) as response:
             body = await response.read()
             return response.status, json.loads(body) if body.startswith((b"{", b"[")) and b"\n" not in body else body
 
