@@ -19,7 +19,7 @@ Statement = tuple[str, tuple[Any, ...]]
 _LITTLE: Final = 256
 """Up to this weight parts are encoded on the loop, where that takes less than the way to a thread and back."""
 _OBJECT: Final = 4
-"""The weight of an object, such as a message; that of a plain value is 1."""
+"""The weight of an object, such as a message; that of anything else is 1."""
 _IN_ROW: Final = (str, int, float, bool, type(None))
 """Types whose values stand in the row of the checkpoint. Others are blobs beside it."""
 _SERIALIZER: Final = strict_serializer()
@@ -94,16 +94,16 @@ def _are_light(parts: Sequence[StatePart]) -> bool:
     weight = 0
     while left:
         value = left.pop()
+        weight += 1  # a container, too: it may hold itself
         if isinstance(value, dict):
             held = list(value.values())
         elif isinstance(value, list | tuple | set | frozenset):
             held = list(value)
         elif hasattr(value, "__dict__"):
             held = [one for one in vars(value).values() if isinstance(one, list | tuple | dict)]
-            weight += _OBJECT
+            weight += _OBJECT - 1
         else:
             held = []
-            weight += 1
         if weight + len(held) > _LITTLE:
             return False
         left += held

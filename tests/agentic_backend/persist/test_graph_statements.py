@@ -23,6 +23,13 @@ class Noted(BaseModel):
         return super().model_dump(**options)
 
 
+async def test_a_value_that_holds_itself_is_refused_and_holds_nobody_up() -> None:
+    endless: list[Any] = [{}]
+    endless[0]["again"] = endless
+    with pytest.raises(TypeError):
+        await encoded([WritesPart(WHERE, [("messages", endless)], "a task", "")])
+
+
 @pytest.mark.parametrize(
     ("value", "on_the_loop"),
     [
