@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import HTTPException, Request, Response, Security
 from fastapi.security import HTTPBearer
@@ -174,9 +174,6 @@ _SCHEME: Final = HTTPBearer(
 )
 
 
-_SECURITY: Final[Any] = Security(_SCHEME)
-
-
 def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..., Awaitable[Identity]]:
     """A dependency that returns the `Identity` behind `Authorization: Bearer` or `x-api-key`.
 
@@ -197,9 +194,8 @@ def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..
         request.state.credentials = credentials
         return caller
 
-    # FastAPI documents what a dependency depends on; the scheme itself decides nothing. A default, so that routes which
-    # are not FastAPI's may call it with a request alone.
-    async def documented(request: Request, scheme: Any = _SECURITY) -> Identity:  # noqa: ARG001 - for the document
+    # FastAPI documents what a dependency depends on; the scheme itself decides nothing.
+    async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)]) -> Identity:  # noqa: ARG001 - for the document
         return await identity(request)
 
     return identity if takes_any_token(verifier) else documented

@@ -8,21 +8,21 @@ to one instance.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context as ContextVars
 from dataclasses import dataclass
 from string import ascii_letters, digits
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from sse_starlette.sse import AppStatus
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from backend_kit.aio import TaskRegistry
@@ -334,11 +334,16 @@ def _unquoted(body: bytes) -> bytes:
     return dumps({**said, "error": {"code": said["error"]["code"], "message": kind}})
 
 
-def mcp_routes(door: Callable[[], McpDoor], identify: Callable[[Request], Awaitable[Identity]]) -> list[BaseRoute]:
+def mcp_routes(door: Callable[[], McpDoor], identify: Callable[..., Any]) -> list[BaseRoute]:
     """The endpoint, for callers whom `identify` knows, and where an issuer is configured what says so (RFC 9728).
 
     `door()` is called at each request: its result exists once the service runs.
     """
+    router = APIRouter(route_class=_challenging(door))
+    caller = Annotated[Identity, Depends(identify)]
+
+    async def endpoint(identity: caller) -> Response:
+        return _Handed(door(), identity)
 
     async def metadata(request: Request) -> Response:
         rules = door().rules
@@ -352,44 +357,40 @@ def mcp_routes(door: Callable[[], McpDoor], identify: Callable[[Request], Awaita
         }
         return Response(dumps(found), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
-    return [
-        _NamedRoute(PATH, _Endpoint(door, identify), methods=["GET", "POST", "DELETE"]),
-        _NamedRoute(METADATA_PATH, metadata, methods=["GET"]),
-    ]
+    router.add_api_route(PATH, endpoint, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    router.add_api_route(METADATA_PATH, metadata, methods=["GET"], include_in_schema=False)
+    return router.routes
 
 
-class _NamedRoute(Route):
-    """A route that what it handles finds in its scope: there keys look for their scopes, and metrics for a label.
+class _Handed(Response):
+    """An answer that the door gives: it reads the request and writes the response."""
 
-    Those of FastAPI are, while its router puts no other there.
-    """
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See `Route`."""
-        match, found = super().matches(scope)
-        return match, {**found, "route": self} if match is not Match.NONE else found
-
-
-class _Endpoint:
-    """Lets callers in. Its 401 says where a client finds the issuer.
-
-    Not a route of FastAPI: there is nothing to validate, and what FastAPI does for a request costs a twentieth of a
-    turn.
-    """
-
-    def __init__(self, door: Callable[[], McpDoor], identify: Callable[[Request], Awaitable[Identity]]) -> None:
+    def __init__(self, door: McpDoor, caller: Identity) -> None:
+        super().__init__()
         self._door = door
-        self._identify = identify
+        self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request."""
-        request = Request(scope, receive, send)
-        try:
-            caller = await self._identify(request)
-        except AuthError as failure:
-            await _challenge(self._door().rules, request, failure)(scope, receive, send)
-            return
-        await self._door().handle(caller, scope, receive, send)
+        """Hand the exchange over."""
+        await self._door.handle(self._caller, scope, receive, send)
+
+
+def _challenging(door: Callable[[], McpDoor]) -> type[APIRoute]:
+    """Routes whose 401 says where a client finds the issuer."""
+
+    class Challenging(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def challenged(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except AuthError as failure:
+                    return _challenge(door().rules, request, failure)
+
+            return challenged
+
+    return Challenging
 
 
 def _challenge(rules: DoorRules, request: Request, failure: AuthError) -> Response:

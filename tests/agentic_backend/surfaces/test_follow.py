@@ -8,6 +8,7 @@ import pytest
 from agentic_backend.session.stream import Accepted, Ask, Failed, HumanAnswer, TextDelta, Turn, TurnEvent
 from agentic_backend.surfaces.follow import Following
 from backend_kit.wire import Code
+from tests.agentic_backend.session.gated_turns import ticks
 from tests.support.patience import PATIENCE_S
 
 
@@ -89,9 +90,9 @@ async def test_what_comes_within_its_pace_waits_for_the_end(pace_s, at_once):
             assert (await waits).payload.text == text
             waits = asyncio.ensure_future(taken(following))
         for text in "abc"[at_once:]:
-            await asyncio.sleep(0.01)
+            await ticks()
             delta(turn, text)
-        await asyncio.sleep(0.01)
+        await ticks()
         assert not waits.done()
         end(turn)
         assert (await waits).payload.text == "abc"[at_once:]

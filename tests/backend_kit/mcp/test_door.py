@@ -15,7 +15,6 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel import Server
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
-from starlette.requests import Request
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import Identity
@@ -40,7 +39,7 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
     assert registry.failures == {}
 
 
-async def identify(_request: Request) -> Identity:
+async def identify() -> Identity:
     return CALLER
 
 

@@ -26,7 +26,7 @@ import openai
 import yaml
 
 from tests.bench.deployment import Deployment, deployed
-from tests.bench.turn import spoken_answer
+from tests.bench.turn import spoken_answer, with_ack
 from tests.page.__main__ import CannotCheckError, install, missing_node
 from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
@@ -204,7 +204,7 @@ def expect(holds: bool, otherwise: str) -> None:
 
 def staged(deployment: Deployment) -> Stage:
     """The service with a key for it, as an operator makes one."""
-    server = deployment.service("clients", MODEL)
+    server = deployment.service("clients", MODEL, change=with_ack(deployment, "clients", "spool"))
     key = [sys.executable, "-m", "turnwise", "key", "--config", str(deployment.work / "clients.yaml")]
     made = run([*key, "create", "clients", "--scopes", "ask,read"])
     found = re.search(r"tw_\w+", made.stdout)
