@@ -85,6 +85,11 @@ class SocketHub:
         self._empty.set()
         self.draining = False
 
+    @property
+    def send_s(self) -> float:
+        """After how many seconds a client that takes nothing is cut off."""
+        return self._rules.send_s
+
     def __len__(self) -> int:
         return len(self._sockets) + len(self._streams)
 

@@ -13,10 +13,10 @@ from backend_kit.mcp.calls import (
     detail,
     expect_scope,
     language_of,
-    no_header_arguments,
     refused,
 )
-from backend_kit.mcp.door import DoorRules, McpDoor, mcp_routes
+from backend_kit.mcp.door import McpDoor, mcp_routes
+from backend_kit.mcp.rules import DoorRules
 
 __all__ = [
     "Answer",
@@ -31,6 +31,5 @@ __all__ = [
     "expect_scope",
     "language_of",
     "mcp_routes",
-    "no_header_arguments",
     "refused",
 ]

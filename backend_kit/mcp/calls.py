@@ -67,11 +67,6 @@ def arguments_of(shape: type[Arguments], given: Mapping[str, Any] | None) -> Arg
         raise BadArguments("a call's arguments", field=str(place[0]) if known else None) from None
 
 
-def no_header_arguments(_tool: str) -> None:
-    """Which arguments clients repeat as headers: of our tools none. Told so, the SDK does not list all tools at
-    each call to see whether one has."""
-
-
 def answering(call: CallTool) -> CallTool:
     """The tools of a server, whose failures are results that a model can read (`failed`)."""
 

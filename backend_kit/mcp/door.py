@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context as ContextVars
-from dataclasses import dataclass
 from string import ascii_letters, digits
 from typing import Annotated, Any, Final
 
@@ -29,6 +28,8 @@ from backend_kit.aio import TaskRegistry
 from backend_kit.auth import AuthError, Identity, header
 from backend_kit.http import page_allowed
 from backend_kit.mcp.calls import CALLER, guarded
+from backend_kit.mcp.rules import DoorRules
+from backend_kit.mcp.standalone import StandaloneRequest, read_request
 from backend_kit.wire import CODES, Code, dumps, loads, message_for
 
 PATH: Final = "/mcp"
@@ -41,27 +42,6 @@ _QUOTING: Final = ("Parse error", "Validation error")
 _ANSWERED_S: Final = 2.0
 """For a call whose turn has ended; one that waits for a person in a form is cut off then."""
 _ENDING_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class DoorRules:
-    """Who may come in, and how many. `title` is the name of the service.
-
-    `any_host`: callers are authenticated, so that a page served under any name may call its own server. `issuer`: whose
-    tokens are taken, for clients that look for it; None where there is none. `public_url`: the address of the service
-    as clients see it, without a path, None: as each request names it. `sessions_per_user` 0: no sessions. A session
-    that nobody uses ends after `idle_s` seconds.
-    """
-
-    title: str
-    authorized_origins: tuple[str, ...] = ()
-    any_host: bool = False
-    issuer: str | None = None
-    public_url: str | None = None
-    sessions_per_user: int = 0
-    max_sessions: int = 1000
-    idle_s: float = 1800.0
-    json_only: bool = False
 
 
 class McpDoor:
@@ -89,6 +69,10 @@ class McpDoor:
         self._shared: _Host | None = None
         self._sessions: dict[str, _Host] = {}
         self._hosts: list[_Host] = []
+        self._standalone: set[StandaloneRequest] = set()
+        self._quiet = asyncio.Event()
+        """Set while there are none."""
+        self._quiet.set()
         self._closing = False
 
     @property
@@ -108,7 +92,9 @@ class McpDoor:
         elif scope["method"] == "GET":
             # We say nothing but in the answer to a call, so there is nothing to listen to.
             await _not_allowed("POST, DELETE")(scope, receive, send)
-        elif modern or not self.rules.sessions_per_user:
+        elif modern:
+            await self._serve_standalone(scope, receive, send)
+        elif not self.rules.sessions_per_user:
             await self._alone(scope, receive, send)
         elif session_id is None:
             await self._open(caller, scope, receive, send)
@@ -126,13 +112,19 @@ class McpDoor:
         hosts = [*self._hosts, *([self._shared] if self._shared is not None else [])]
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWERED_S):
+                await self._quiet.wait()
                 for host in hosts:
                     await host.quiet.wait()
         running = [host.task for host in hosts if host.task is not None]
         for host in hosts:
             host.end()
-        if running:
-            await asyncio.wait(running, timeout=_ENDING_S)
+        for serving in tuple(self._standalone):
+            serving.cut()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                await self._quiet.wait()
+                if running:
+                    await asyncio.wait(running)
 
     def _refusal(self, headers: Any) -> Response | None:
         origin = header(headers, b"origin")
@@ -142,8 +134,28 @@ class McpDoor:
             return _denial(Code.FORBIDDEN, header(headers, b"accept-language"))
         return _denial(Code.DRAINING, header(headers, b"accept-language")) if self._closing else None
 
+    async def _serve_standalone(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that stands for itself."""
+        if scope["method"] != "POST":
+            await _not_allowed("POST")(scope, receive, send)  # there is no session to end
+            return
+        request, rules = Request(scope, receive), self.rules
+        message = await read_request(request, rules)
+        if isinstance(message, Response):
+            await message(scope, receive, send)
+            return
+        serving = StandaloneRequest(request, message, send, self._tasks.spawn, rules)
+        self._standalone.add(serving)
+        self._quiet.clear()
+        try:
+            await serving.answer(self._server)
+        finally:
+            self._standalone.remove(serving)
+            if not self._standalone:
+                self._quiet.set()
+
     async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request that belongs to no session."""
+        """A request of an older client, which belongs to no session."""
         if scope["method"] != "POST":
             await _not_allowed("POST")(scope, receive, send)  # without a session there is nothing to end
             return

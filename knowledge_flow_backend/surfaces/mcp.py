@@ -44,7 +44,6 @@ from backend_kit.mcp import (
     caller_of,
     expect_scope,
     mcp_routes,
-    no_header_arguments,
     refused,
 )
 from knowledge_flow_backend.errors import MessageTooLong
@@ -312,7 +311,6 @@ def make_mcp(
         instructions=_INSTRUCTIONS,
         on_list_tools=does.list_tools,
         on_call_tool=answering(does.call_tool),
-        get_tool_input_schema=no_header_arguments,
         on_list_resources=does.list_resources,
         on_list_resource_templates=does.list_templates,
         on_read_resource=does.read_resource,

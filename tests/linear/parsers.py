@@ -558,7 +558,6 @@ _PASSES_ON: Final = "passes its text on to others, or puts it into a value, with
 _OPERATOR: Final = "the operator's own words, typed or configured"
 
 UNREACHED: Final[dict[str, str]] = {
-    "backend_kit/mcp/calls.py::no_header_arguments": "reads nothing",
     f"{_OPENAI}/citations.py::page_of": _OPERATOR,
     f"{_OPENAI}/reading.py::missing": _OURS,
     f"{_OPENAI}/response_object.py::seconds_of": _OURS,

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from agentic_backend.surfaces.mcp.tools import AgentTools
 from agentic_backend.surfaces.services import DoorServices
-from backend_kit.mcp import DoorRules, McpDoor, answering, mcp_routes, no_header_arguments
+from backend_kit.mcp import DoorRules, McpDoor, answering, mcp_routes
 
 _MAX_SESSIONS = 1000
 
@@ -41,7 +41,6 @@ def _door(services: DoorServices) -> McpDoor:
         instructions="Each tool asks one agent. Pass `session_id` of its answer to go on in the same conversation.",
         on_list_tools=tools.list_tools,
         on_call_tool=answering(tools.call_tool),
-        get_tool_input_schema=no_header_arguments,
     )
     sessions, entrance = services.mcp_sessions, services.entrance
     rules = DoorRules(
@@ -53,5 +52,6 @@ def _door(services: DoorServices) -> McpDoor:
         sessions_per_user=sessions.per_user,
         max_sessions=_MAX_SESSIONS,
         idle_s=sessions.idle_s,
+        send_s=services.hub.send_s,
     )
     return McpDoor(server, rules, services.tasks, limit_hit=services.limit_hit)

@@ -1,5 +1,6 @@
 """The endpoint of an MCP server on its own: what a handler that fails lets out, and what a door that is closed does."""
 
+import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,13 +16,15 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel import Server
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
+from starlette.types import Message
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import Identity
 from backend_kit.http import RequestId
 from backend_kit.mcp import Context, DoorRules, McpDoor, answering, caller_of, mcp_routes
-from backend_kit.wire import Code, ServiceError
+from backend_kit.wire import Code, ServiceError, dumps, loads
 from tests.support.mcp_client import ERAS
+from tests.support.patience import PATIENCE_S
 
 CALLER = Identity("ada", "ada")
 Call = Callable[[Context, CallToolRequestParams], Awaitable[CallToolResult]]
@@ -131,3 +134,137 @@ async def test_a_process_has_no_more_sessions_than_it_may(tasks: TaskRegistry) -
     await door.aclose()
     assert door.sessions == 0
     assert len(tasks) == 0
+
+
+class Exchanged:
+    """A request of 2026-07-28 to a door, and all that is sent for it."""
+
+    def __init__(self, door: McpDoor) -> None:
+        self._door = door
+        self.sent: list[bytes] = []
+        self.heard = asyncio.Event()
+        self.aborted = False
+        self.stuck = False
+        """Whether its client takes nothing."""
+        self.callback: Callable[[], None] | None = None
+
+    async def __call__(self) -> None:
+        prefix = "io.modelcontextprotocol/"
+        meta = {f"{prefix}protocolVersion": ERAS[1], f"{prefix}clientCapabilities": {}, "progressToken": 1}
+        params = {"name": "one", "arguments": {}, "_meta": meta}
+        body = dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": ERAS[1],
+            "mcp-method": "tools/call",
+            "mcp-name": "one",
+        }
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/mcp",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "state": {"abort": self._abort, "on_gone": self._on_gone},
+        }
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._door.handle(CALLER, scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        if self.stuck:
+            await asyncio.Event().wait()
+        if message["type"] == "http.response.body":
+            self.sent.append(message["body"])
+            self.heard.set()
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    def _on_gone(self, callback: Callable[[], None] | None) -> None:
+        self.callback = callback
+
+
+async def test_a_client_that_hears_nothing_gets_comments_until_the_result(tasks: TaskRegistry) -> None:
+    go_on = asyncio.Event()
+
+    async def call(_ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        await go_on.wait()
+        return CallToolResult(content=[])
+
+    exchanged = Exchanged(door_of(call, tasks, silence_s=0.01))
+    running = asyncio.ensure_future(exchanged())
+    async with asyncio.timeout(PATIENCE_S):
+        while len(exchanged.sent) < 2:
+            exchanged.heard.clear()
+            await exchanged.heard.wait()
+        go_on.set()
+        await running
+    *comments, result = exchanged.sent
+    assert set(comments) == {b": ping\r\n\r\n"}
+    assert loads(result.partition(b"data: ")[2])["result"]["resultType"] == "complete"
+
+
+async def test_where_documents_are_all_there_is_nothing_comes_before_the_result(tasks: TaskRegistry) -> None:
+    async def call(ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        await ctx.session.report_progress(1.0)
+        return CallToolResult(content=[])
+
+    exchanged = Exchanged(door_of(call, tasks, json_only=True, silence_s=0.0))
+    await exchanged()
+    (document,) = exchanged.sent
+    assert loads(document)["id"] == 1
+
+
+async def test_a_client_that_leaves_ends_its_call(tasks: TaskRegistry) -> None:
+    ended: list[str] = []
+
+    async def call(ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        await ctx.session.report_progress(1.0)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("call")
+        raise AssertionError
+
+    exchanged = Exchanged(door_of(call, tasks))
+    running = asyncio.ensure_future(exchanged())
+    async with asyncio.timeout(PATIENCE_S):
+        await exchanged.heard.wait()
+        leave = exchanged.callback
+        assert leave is not None
+        leave()
+        await running
+    assert ended == ["call"]
+    assert exchanged.callback is None
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(tasks: TaskRegistry) -> None:
+    async def call(ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        while True:
+            await ctx.session.report_progress(1.0)
+
+    exchanged = Exchanged(door_of(call, tasks, send_s=0.01))
+    exchanged.stuck = True
+    async with asyncio.timeout(PATIENCE_S):
+        await exchanged()
+    assert exchanged.aborted
+
+
+async def test_a_door_that_closes_cuts_off_what_does_not_end(tasks: TaskRegistry) -> None:
+    async def call(ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        await ctx.session.report_progress(1.0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    door = door_of(call, tasks)
+    exchanged = Exchanged(door)
+    running = asyncio.ensure_future(exchanged())
+    async with asyncio.timeout(PATIENCE_S):
+        await exchanged.heard.wait()
+        await door.aclose()
+        await running
+    assert [b"notifications/progress" in piece for piece in exchanged.sent] == [True]
