@@ -28,14 +28,23 @@ from mcp.shared.inbound import (
 )
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, JSONRPCNotification, JSONRPCRequest
+from mcp_types import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    JSONRPCNotification,
+    JSONRPCRequest,
+)
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from backend_kit.mcp.calls import detail
 from backend_kit.mcp.rules import DoorRules
-from backend_kit.wire import InvalidJson, dumps, loads
+from backend_kit.wire import Code, InvalidJson, dumps, loads
 
 _VERSION: Final = "mcp-protocol-version"
 _PING: Final = b": ping\r\n\r\n"
@@ -103,6 +112,8 @@ class StandaloneRequest:
         self._writing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._begun = False
+        self._ending = False
+        self._gone = False
         self._said_at = self._loop.time()
         self.transport = TransportContext(kind="streamable-http", can_send_request=False, headers=request.headers)
         self.message_metadata = ServerMessageMetadata(request_context=request)
@@ -153,7 +164,7 @@ class StandaloneRequest:
         await self.notify("notifications/progress", params)
 
     def cut(self) -> None:
-        """End it now, without a result."""
+        """End it now: its client is told that the service ends."""
         if not self._cut.expired():
             self._cut.reschedule(self._loop.time())
 
@@ -168,11 +179,14 @@ class StandaloneRequest:
         try:
             async with self._cut:
                 if self._on_gone is not None:
-                    self._on_gone(self.cut)
+                    self._on_gone(self._leave)
                 await self._end(await self._served(server, serving))
         except TimeoutError:
             if not self._cut.expired():
                 raise
+            if not (self._gone or self._ending):
+                told = detail(Code.DRAINING, self._request.headers.get("accept-language"))
+                await self._end(_failed(self._message.id, INTERNAL_ERROR, told["message"], told))
         finally:
             if self._on_gone is not None:
                 self._on_gone(None)
@@ -204,6 +218,7 @@ class StandaloneRequest:
         return {"jsonrpc": "2.0", "id": message.id, "result": result}
 
     async def _end(self, said: dict[str, Any]) -> None:
+        self._ending = True
         async with self._writing:  # a comment may be on its way
             streamed, self._begun = self._begun, True
             if streamed:
@@ -232,7 +247,11 @@ class StandaloneRequest:
         except TimeoutError:
             if self._abort is not None:
                 self._abort()
-            self.cut()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._gone = True
+        self.cut()
 
     def _break_silence(self) -> None:
         """Say something, for proxies that close a connection on which nothing comes."""

@@ -267,4 +267,6 @@ async def test_a_door_that_closes_cuts_off_what_does_not_end(tasks: TaskRegistry
         await exchanged.heard.wait()
         await door.aclose()
         await running
-    assert [b"notifications/progress" in piece for piece in exchanged.sent] == [True]
+    progress, end = exchanged.sent
+    assert b"notifications/progress" in progress
+    assert loads(end.partition(b"data: ")[2])["error"]["data"]["code"] == "draining"
