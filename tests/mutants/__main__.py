@@ -9,15 +9,16 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.table import MUTANTS, Mutant
+from tests.support.fork_server import TEST_LIBRARIES, ForkServer
+from tests.support.patience import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "docs", "tests", "pyproject.toml")
@@ -29,7 +30,11 @@ _OPTIONS = (
     # One that hangs is caught all the same, and sooner than a test that shares the machine with others may take.
     *("-o", "test_limit_s=120", "-o", "hang_grace_s=5"),
     *("-p", "no:cacheprovider"),
+    # Of plugins that the fork server has imported: no test looks into their assertions.
+    *("-W", "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"),
 )
+_FORKS = ForkServer(*TEST_LIBRARIES)
+"""A test's imports cost as much as most of the tests do."""
 
 
 class StaleMutant(Exception):
@@ -49,6 +54,7 @@ def main(words: Sequence[str]) -> int:
             without = pool.submit(failed_tests, whole, sorted({mutant.test for mutant in chosen}))
             places = (Path(place, str(number)) for number in range(len(chosen)))
             verdicts = list(pool.map(verdict, itertools.repeat(whole), places, chosen))
+        _FORKS.stop()
         if without.result() != set():
             print(f"not even without a mutant: {without.result() or 'the tests did not run'}")
             return 1
@@ -61,7 +67,7 @@ def main(words: Sequence[str]) -> int:
 
 def verdict(whole: Path, place: Path, mutant: Mutant) -> str:
     """Empty where the mutant's test fails because of it, in a copy of the whole at `place`; else what happened."""
-    tree = copy_of_tree(whole, place)
+    tree = copy_of_tree(whole, place, os.link)
     try:
         plant(mutant, tree)
     except StaleMutant as error:
@@ -79,31 +85,34 @@ def plant(mutant: Mutant, tree: Path) -> None:
     text = file.read_text()
     if text.count(mutant.old) != 1:
         raise StaleMutant(f"its text stands {text.count(mutant.old)} times in {mutant.file}")
+    file.unlink()  # the others' copies are links to it
     file.write_text(text.replace(mutant.old, mutant.new))
     Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
 
 
-def copy_of_tree(root: Path, place: Path) -> Path:
-    """A copy of what the tests need, compiled where the other is."""
+def copy_of_tree(root: Path, place: Path, copy: Callable[[str, str], object] = shutil.copy2) -> Path:
+    """A copy of what the tests need, compiled where the other is; `copy` makes each of its files."""
     place.mkdir()
     for name in COPIED:
         source = root / name
         if source.is_dir():
-            shutil.copytree(source, place / name, ignore=shutil.ignore_patterns(".*"))
+            ignored = shutil.ignore_patterns(".*", "node_modules")
+            shutil.copytree(source, place / name, ignore=ignored, copy_function=copy)
         else:
-            shutil.copy2(source, place / name)
+            copy(str(source), str(place / name))
     return place
 
 
 def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
     """Which of the tests fail in the tree, None where they could not be run."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *_OPTIONS, *tests], cwd=tree, capture_output=True, text=True, check=False
-    )
-    failed = set(re.findall(r"^FAILED (\S+)", run.stdout, re.MULTILINE))
+    run = _FORKS.start("pytest", [*_OPTIONS, *tests], os.environ, tree)
+    with run.stdout as stream:
+        said = stream.read()
+    code = run.wait(HANGS_S)
+    failed = set(re.findall(r"^FAILED (\S+)", said, re.MULTILINE))
     # Neither passed nor failed: an error before the test, or the end of the process.
-    if run.returncode not in (0, 1) or (run.returncode == 1 and not failed):
-        print(run.stdout[-2000:], run.stderr[-2000:], sep="\n")
+    if code not in (0, 1) or (code == 1 and not failed):
+        print(said[-4000:])
         return None
     return failed
 

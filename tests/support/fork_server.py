@@ -54,8 +54,19 @@ LIBRARIES = (
     "uvloop",
 )
 """What takes long to import, but for what starts threads (NumPy, ONNX): a fork copies only the thread that forks."""
+TEST_LIBRARIES = (
+    "hypothesis",
+    "jsonschema",
+    "pytest",
+    "pytest_asyncio.plugin",
+    "websockets.asyncio.client",
+    "xdist.plugin",
+)
+"""What takes long to import in a run of tests beside these."""
 _AT_START = ("FAKETIME", "GLIBC_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "SSL_", "TZ")
 """How the names of variables begin that are read when a process or an imported library starts, and never again."""
+_OURS = {"backend_kit", "tests"}
+"""What of ours the server itself imports: what it becomes imports its own, from where it runs."""
 _READ_BY_LIBRARIES = {"LANGGRAPH_STRICT_MSGPACK": "true"}
 """What the services set before they import the library that reads it, which has been imported here."""
 FORK_EVENT = "turnwise.tests.fork"
@@ -120,9 +131,10 @@ class Fork:
 
 class ForkServer:
     """The server, of which there is one for each process of tests. It is started when first needed, by the thread that
-    calls, and ends with that."""
+    calls, and ends with that. `more` are modules that it imports beside `LIBRARIES`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: str) -> None:
+        self._more = more
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -159,7 +171,7 @@ class ForkServer:
             self.stop()
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+                command = [sys.executable, "-m", __name__, str(theirs.fileno()), *self._more]
                 self._process = subprocess.Popen(
                     with_parent_death_signal(command, signal.SIGKILL),
                     cwd=ROOT,
@@ -239,7 +251,7 @@ class _Server:
 def main() -> None:
     """Import, serve, and become what is asked for."""
     gc.disable()
-    for library in LIBRARIES:
+    for library in (*LIBRARIES, *sys.argv[2:]):
         importlib.import_module(library)
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads != 1:
@@ -253,6 +265,8 @@ def main() -> None:
     os.environ.update(what["env"])
     os.chdir(what["cwd"])
     sys.path[0] = what["cwd"]
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        del sys.modules[name]
     sys.argv[1:] = what["arguments"]
     runpy.run_module(what["module"], run_name="__main__", alter_sys=True)
 
