@@ -197,7 +197,7 @@ async def limits(door: type[Talk], lab: Lab) -> None:
     crowded = door.refusals.too_many_open
     if crowded is None:
         return
-    async with held(lab, door, limits={"per_user": {"sockets": 1}}) as (first, _):
+    async with held(lab, door, limits={"per_user": {"sockets": 1}}) as (first, go):
         second = await lab.open(door, first.service)
         async with aclosing(first.ask("Hello")) as older, aclosing(second.ask("Hello")) as newer:  # type: ignore[type-var]
             heard = [await anext(older)]
@@ -207,6 +207,7 @@ async def limits(door: type[Talk], lab: Lab) -> None:
                 assert (values(heard, "refusal"), refused) == ([crowded], [])
             else:
                 assert refused == [crowded]
+        go.set()
 
 
 COLUMNS: dict[str, Case] = {

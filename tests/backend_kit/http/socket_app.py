@@ -8,13 +8,14 @@ import struct
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 
 from backend_kit.http import ServeSettings, build_server, listen
+from backend_kit.http.server import DrainServer
 from tests.support.patience import PATIENCE_S
 
 Scope = dict[str, Any]
@@ -289,6 +290,10 @@ def _run(server: uvicorn.Server, sock: socket.socket, *, force: bool) -> Iterato
     try:
         yield Running(server, port, thread)
     finally:
+        # Ours looks once a second whether it should end, unless it is told.
+        with suppress(RuntimeError):  # its loop has ended
+            if isinstance(server, DrainServer):
+                server.stop()
         server.should_exit = True
         # As delivered it waits for ever for some of the handlers below.
         server.force_exit = force

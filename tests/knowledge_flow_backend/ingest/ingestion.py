@@ -228,5 +228,5 @@ async def _served(app: FastAPI) -> AsyncIterator[int]:
         try:
             yield int(sock.getsockname()[1])
         finally:
-            server.should_exit = True
+            server.stop()
             await serving
