@@ -111,7 +111,10 @@ def new_database(postgres: EmbeddedPostgres, template: str = "template1") -> Ite
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            # By files: a template this small costs a third less than by its log.
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
         )
         yield Database(postgres.host, postgres.port, name, USER)
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
