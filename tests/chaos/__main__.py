@@ -15,7 +15,7 @@ import uvloop
 
 from tests.chaos.deployment import FULL, SHORT, Deployment, Size
 from tests.chaos.rows import MISSED, NOT_RUN, Row, broken
-from tests.chaos.scenarios import ALONE, FREE, PAIRED, SCENARIOS, Scenario
+from tests.chaos.scenarios import KINDS, SCENARIOS, Scenario
 from tests.support.processes import ForkedModule, ModuleProcess
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +38,10 @@ async def run(seed: int, size: Size, chosen: list[Scenario]) -> list[Row]:
 
     deployments: list[Deployment] = []
     with ExitStack() as stack:
-        for at_once in (ALONE, PAIRED, FREE):
-            kind = [scenario for scenario in chosen if scenario.at_once == at_once]
-            waiting = deque(sorted(kind, key=lambda scenario: -scenario.about_s))
-            lanes = min(at_once, len(waiting))
+        for kind in KINDS:
+            of_kind = [scenario for scenario in chosen if scenario.kind is kind]
+            waiting = deque(sorted(of_kind, key=lambda scenario: -scenario.about_s))
+            lanes = min(size.pick(kind.short, kind.full), len(waiting))
             new = [Deployment(seed) for _ in range(lanes - len(deployments))]
             deployments += await asyncio.gather(
                 *(asyncio.to_thread(stack.enter_context, deployment) for deployment in new)
@@ -55,10 +55,10 @@ async def run(seed: int, size: Size, chosen: list[Scenario]) -> list[Row]:
 async def carry_out(deployment: Deployment, size: Size, scenario: Scenario) -> list[Row]:
     """The rows of one scenario, also where it breaks off.
 
-    Where the short form only counts, services come without the seconds of their imports.
+    In the short form services come without the seconds of their imports, unless it is they that are judged.
     """
-    forked = scenario.forked or scenario.at_once == FREE
-    deployment.program = ForkedModule if size.short and forked else ModuleProcess
+    forked = size.short and not scenario.as_users_start
+    deployment.program = ForkedModule if forked else ModuleProcess
     try:
         async with asyncio.timeout(size.pick(600, 2400)):  # only what hangs takes so long
             return await scenario.run(deployment, size)

@@ -31,8 +31,10 @@ async def bulkhead(deployment: Deployment, size: Size) -> list[Row]:
         {"name": "Stalled", "class_path": "agentic_backend.agent.plain", "model": "stalled"},
     ]
     models = [{"id": "stalled", "title": "Stalled", "name": _STALLS}]
+    ai = {"agents": agents, "chat_models": models}
+    deadlines = {"inter_token_s": seconds + 5}  # at the end, nobody is waited for that waits for nothing
     async with stage(
-        deployment, "C11", Habits(_RATE), sessions=_SESSIONS, direct=True, ai={"agents": agents, "chat_models": models}
+        deployment, "C11", Habits(_RATE), sessions=_SESSIONS, direct=True, ai=ai, deadlines=deadlines
     ) as scene:
         await scene.crowd.answered(_SESSIONS * 2)
         before = await _p95_ms(scene, seconds)

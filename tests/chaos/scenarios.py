@@ -7,64 +7,79 @@ from tests.chaos import answers, canary, cost, crowding, disk, identity, kills, 
 from tests.chaos.deployment import Deployment, Size
 from tests.chaos.rows import Row
 
-ALONE, PAIRED, FREE = 1, 2, 4
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """With how many of its kind a scenario runs at once: as many lanes in the short form, in the full one."""
+
+    short: int
+    full: int
+
+
+ALONE = Kind(1, 1)
+"""Fills a core, or compares costs."""
+CALM = Kind(2, 1)
+"""Compares times, and takes little of the machine: the short form's bounds are wide enough for a neighbour as calm."""
+PAIRED = Kind(2, 2)
+"""Holds a time to a wide bound."""
+FREE = Kind(4, 4)
+"""Only counts."""
+KINDS = (ALONE, CALM, PAIRED, FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Rows that are found together. `about_s` is what the short form takes: what takes longest begins first.
 
-    `at_once` is with how many others at most its figures stay what they are: one that compares times runs alone, one
-    that holds a time to a wide bound beside one other, and one that only counts beside `FREE` - 1 of its kind.
-    `forked` says that the short form may fork its services although it does not run beside so many.
+    `as_users_start` says that it judges how a service starts, or its CPU: the short form forks those of all others.
     """
 
     ids: tuple[str, ...]
     run: Callable[[Deployment, Size], Awaitable[list[Row]]]
-    about_s: float = 20.0
-    at_once: int = FREE
-    forked: bool = False
+    about_s: float = 5.0
+    kind: Kind = FREE
+    as_users_start: bool = False
 
 
 SCENARIOS = (
     Scenario(("A1-none",), kills.kill_without_spool),
-    Scenario(("A1", "A2"), kills.kill_at_random, 60),
-    Scenario(("A1-busy",), kills.kill_while_busy, at_once=ALONE, forked=True),
-    Scenario(("A3",), outages.crash),
-    Scenario(("A4",), outages.restart, at_once=ALONE),
-    Scenario(("A5", "G6", "G7"), outages.absence, 45, at_once=PAIRED),
-    Scenario(("A5+A1",), outages.absence_and_kill),
+    Scenario(("A1", "A2"), kills.kill_at_random, 17),
+    Scenario(("A1-busy",), kills.kill_while_busy, 16, kind=ALONE),
+    Scenario(("A3",), outages.crash, 8),
+    Scenario(("A4",), outages.restart, 16, kind=CALM),
+    Scenario(("A5", "G6", "G7"), outages.absence, 16, kind=PAIRED),
+    Scenario(("A5+A1",), outages.absence_and_kill, 13),
     Scenario(("A6",), kills.kill_while_down),
-    Scenario(("A7",), outages.slowness, at_once=ALONE),
-    Scenario(("A8",), outages.no_connection, at_once=ALONE),
+    Scenario(("A7",), outages.slowness, 30, kind=CALM),
+    Scenario(("A8",), outages.no_connection, 24, kind=CALM),
     Scenario(("A9",), answers.read_your_writes),
     Scenario(("A10",), answers.repeated),
     Scenario(("A11",), answers.two_sockets),
     Scenario(("A11-many",), answers.two_instances),
-    Scenario(("A12",), answers.poison, at_once=PAIRED),
+    Scenario(("A12",), answers.poison, kind=PAIRED),
     Scenario(("A12",), disk.dead_letter),
-    Scenario(("A13",), disk.damage, 80),
-    Scenario(("A14",), disk.no_space, 40),
-    Scenario(("A14",), disk.no_growth, 40),
-    Scenario(("A14+A1",), disk.killed_without_space, 80),
-    Scenario(("A14+A1",), disk.killed_without_space_and_postgres, 80),
+    Scenario(("A13",), disk.damage, 13),
+    Scenario(("A14",), disk.no_space, 16),
+    Scenario(("A14",), disk.no_growth, 14),
+    Scenario(("A14+A1",), disk.killed_without_space, 16),
+    Scenario(("A14+A1",), disk.killed_without_space_and_postgres, 17),
     Scenario(("A15",), disk.failed_flush),
-    Scenario(("A16",), answers.deletes),
-    Scenario(("A17",), disk.bounded),
-    Scenario(("A18",), cost.cost, at_once=ALONE),
-    Scenario(("A19",), disk.one_owner, at_once=PAIRED),
-    Scenario(("B1", "B2"), lifecycle.drain, at_once=PAIRED),
-    Scenario(("B3",), lifecycle.drain_without_postgres, at_once=PAIRED),
-    Scenario(("B4",), lifecycle.second_signal, 40, at_once=PAIRED),
-    Scenario(("B5", "B6"), lifecycle.live_and_ready, at_once=PAIRED),
+    Scenario(("A16",), answers.deletes, 8),
+    Scenario(("A17",), disk.bounded, 24),
+    Scenario(("A18",), cost.cost, 28, kind=ALONE, as_users_start=True),
+    Scenario(("A19",), disk.one_owner, 15, kind=PAIRED, as_users_start=True),
+    Scenario(("B1", "B2"), lifecycle.drain, kind=PAIRED),
+    Scenario(("B3",), lifecycle.drain_without_postgres, 7, kind=PAIRED),
+    Scenario(("B4",), lifecycle.second_signal, 10, kind=PAIRED),
+    Scenario(("B5", "B6"), lifecycle.live_and_ready, kind=PAIRED, as_users_start=True),
     Scenario(("B7",), lifecycle.tasks),
-    Scenario(("B8",), lifecycle.stopped, at_once=PAIRED),
-    Scenario(("B9",), lifecycle.clock_jumps),
-    Scenario(("C2", "C3", "C4"), models.told_in_time, at_once=ALONE),
-    Scenario(("C5", "C7"), models.bounded_memory, 100),
-    Scenario(("C11",), crowding.bulkhead, at_once=ALONE),
-    Scenario(("D11",), crowding.flood, at_once=ALONE),
-    Scenario(("D12",), crowding.cycles, 40),
-    Scenario(("E8",), identity.troubled_issuer, at_once=PAIRED),
-    Scenario(("canary",), canary.canary),
+    Scenario(("B8",), lifecycle.stopped, kind=PAIRED),
+    Scenario(("B9",), lifecycle.clock_jumps, 14),
+    Scenario(("C2", "C3", "C4"), models.told_in_time, 15, kind=CALM),
+    Scenario(("C5", "C7"), models.bounded_memory, 21),
+    Scenario(("C11",), crowding.bulkhead, 20, kind=CALM),
+    Scenario(("D11",), crowding.flood, 14, kind=CALM),
+    Scenario(("D12",), crowding.cycles, 9),
+    Scenario(("E8",), identity.troubled_issuer, 31, kind=PAIRED),
+    Scenario(("canary",), canary.canary, 25),
 )

@@ -5,7 +5,7 @@ services. Only libraries are imported ahead: each service runs its own code from
 arguments, environment, directory, output and session. What an interpreter or a library reads only at its start cannot
 be given to a fork: `needs_own_interpreter` tells.
 
-Benches start services as users do, and so does chaos wherever more than counts is judged.
+Benches start services as users do, and so does chaos wherever a start is judged, and in its full form.
 """
 
 import contextlib
