@@ -121,6 +121,9 @@ class EventStream(Response):
         self._delivered = delivered
         self._follow: Follow | None = None
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.Handle | None = None
+        self._unsent = b""
         self._silent = False
         self._gone = False
         self._abort: Callable[[], None] | None = None
@@ -132,7 +135,7 @@ class EventStream(Response):
         self._abort = state["abort"]
         with self._watched(self):
             self._follow = follow = self._begin()
-            follow.turn.follow(self._wake.set)
+            follow.turn.follow(self._notice)
             state["on_gone"](self._leave)
             try:
                 await self._write(follow, scope, receive, send)
@@ -172,8 +175,9 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
         send_now = scope["state"].get("send_now")  # not of every server
         while True:
-            while not follow.up_to_date:
-                if said := writer.write(turn, follow.take()):
+            while self._unsent or not follow.up_to_date:
+                said, self._unsent = self._unsent or writer.write(turn, follow.take()), b""
+                if said:
                     await self._send(send, said)
                     # The head goes with the first piece, through everything that may change it.
                     self._send_now = send_now
@@ -185,6 +189,33 @@ class EventStream(Response):
             elif not await self._woken():
                 return
         await self._send(send, b"", more=False)
+
+    def _notice(self) -> None:
+        """Something has happened in the turn: it is said soon, with what else happens until then."""
+        if self._due is None:
+            self._due = self._loop.call_soon(self._say_soon)
+
+    def _say_soon(self) -> None:
+        """Say what has happened without the task, which all middleware stands around, where nobody need wait."""
+        self._due = None
+        follow, clock = self._follow, self.clock
+        if clock.since:
+            return  # the task says what has come when it has said what it is at
+        if follow is None or follow.turn.ended or self._send_now is None:
+            self._wake.set()
+            return
+        failed = True
+        try:
+            while not (self._unsent or follow.up_to_date):
+                said = self._writer.write(follow.turn, follow.take())
+                if said and not self._send_now(said):
+                    self._unsent = said
+                    self._wake.set()
+                clock.last_sent = time.monotonic()
+            failed = False
+        finally:
+            if failed:  # the loop logs what a writer raises; its stream cannot go on
+                self._leave()
 
     def _leave(self) -> None:
         self._gone = True
@@ -209,7 +240,9 @@ class EventStream(Response):
     def _let_go(self, follow: Follow) -> None:
         """Stop following; cancel the turn if its ask says so and nobody else follows it."""
         turn = follow.turn
-        turn.unfollow(self._wake.set)
+        turn.unfollow(self._notice)
+        if self._due is not None:
+            self._due.cancel()
         if turn.ended:
             self._delivered(follow.behind_s)
         elif turn.ask.on_disconnect == "cancel" and not turn.followed:

@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Final, Literal
 
 import zstandard
@@ -86,6 +87,7 @@ class _Answer:
         return head["status"] == 200 and "content-encoding" not in headers and len(message["body"]) >= MIN_BYTES
 
 
+@lru_cache(maxsize=64)
 def chosen(accepted: str, offered: tuple[Encoding, ...]) -> Encoding | None:
     """The offered encoding that the client prefers (RFC 9110 §12.5.3), the first of equals; None: no encoding."""
     weights: dict[str, float] = {}

@@ -1,6 +1,7 @@
 """What a RunAgentInput starts: the turn of a question, of a person's answer, or one that runs or ran already."""
 
 import time
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -26,6 +27,7 @@ _THREADS: Final = UUID("6a0c7a9e-5f8e-5d0b-9c43-5b7f4b1d2a60")
 """The namespace of this door's sessions."""
 
 
+@lru_cache(maxsize=2048)
 def session_of(user_id: str, thread_id: str) -> str:
     """The session of a thread: always the same one, and another one for each user."""
     return str(uuid5(uuid5(_THREADS, user_id), thread_id))

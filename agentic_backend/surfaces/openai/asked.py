@@ -52,6 +52,12 @@ def is_temporary(headers: Mapping[str, str]) -> bool:
 def _session_id(user_id: str, name: str, where: str) -> str:
     if len(name) > _MAX_ID_CHARS:
         raise Refused(f"{where} has more than {_MAX_ID_CHARS} characters.", where, "string_above_max_length")
+    return _id_of(user_id, name)
+
+
+@lru_cache(maxsize=2048)
+def _id_of(user_id: str, name: str) -> str:
+    """The id of the user's session of this name."""
     return str(uuid5(_sessions_of(user_id), name))
 
 
