@@ -173,14 +173,12 @@ class EventStream(Response):
             await writer.refuse(Request(scope), refusal)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
-        send_now = scope["state"].get("send_now")  # not of every server
+        self._send_now = scope["state"].get("send_now")  # not of every server
         while True:
             while self._unsent or not follow.up_to_date:
                 said, self._unsent = self._unsent or writer.write(turn, follow.take()), b""
                 if said:
                     await self._send(send, said)
-                    # The head goes with the first piece, through everything that may change it.
-                    self._send_now = send_now
             if turn.ended:
                 break
             if self._silent:

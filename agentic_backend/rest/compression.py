@@ -28,7 +28,7 @@ _OFFERED: Final[dict[Mode, tuple[Encoding, ...]]] = {
     "auto": ("zstd", "gzip"),
 }
 _TYPES: Final = ("text/", "application/json", "application/javascript", "image/svg+xml")
-_STREAMED: Final = "text/event-stream"
+_STREAMED: Final = b"text/event-stream"
 
 
 class Compression:
@@ -62,7 +62,7 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         """Pass a message on, compressed if that is worthwhile."""
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.start" and not _is_stream(message):
             self._head = message
             return
         head, self._head = self._head, None
@@ -111,8 +111,12 @@ def _weight(parameter: str) -> float:
 
 
 def _is_text(headers: MutableHeaders) -> bool:
-    kind = headers.get("content-type", "")
-    return kind.startswith(_TYPES) and not kind.startswith(_STREAMED)
+    return headers.get("content-type", "").startswith(_TYPES)
+
+
+def _is_stream(head: Message) -> bool:
+    """Whether an answer is a stream of events: its head must not wait, as pieces are sent past this (`send_now`)."""
+    return any(name == b"content-type" and kind.startswith(_STREAMED) for name, kind in head.get("headers", ()))
 
 
 async def _compressed(body: bytes, compress: Callable[[bytes], bytes]) -> bytes:

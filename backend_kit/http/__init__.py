@@ -2,6 +2,7 @@
 
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.cors import Cors
+from backend_kit.http.direct import DirectRoute
 from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
 from backend_kit.http.origins import page_allowed
 from backend_kit.http.routes import add_api_docs, health_router
@@ -12,6 +13,7 @@ __all__ = [
     "CannotListen",
     "Cors",
     "CutShort",
+    "DirectRoute",
     "HttpMetrics",
     "RequestId",
     "RequestMetrics",

@@ -195,7 +195,7 @@ def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..
         return caller
 
     # FastAPI documents what a dependency depends on; the scheme itself decides nothing.
-    async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)]) -> Identity:  # noqa: ARG001 - for the document
+    async def documented(request: Request, scheme: Annotated[Any, Security(_SCHEME)] = None) -> Identity:  # noqa: ARG001 - for the document
         return await identity(request)
 
     return identity if takes_any_token(verifier) else documented

@@ -15,7 +15,6 @@ from string import ascii_letters, digits
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.routing import APIRoute
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
@@ -26,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import AuthError, Identity, header
-from backend_kit.http import page_allowed
+from backend_kit.http import DirectRoute, page_allowed
 from backend_kit.mcp.calls import CALLER, guarded
 from backend_kit.mcp.rules import DoorRules
 from backend_kit.mcp.standalone import StandaloneRequest, read_request
@@ -387,10 +386,10 @@ class _Handed(Response):
         await self._door.handle(self._caller, scope, receive, send)
 
 
-def _challenging(door: Callable[[], McpDoor]) -> type[APIRoute]:
+def _challenging(door: Callable[[], McpDoor]) -> type[DirectRoute]:
     """Routes whose 401 says where a client finds the issuer."""
 
-    class Challenging(APIRoute):
+    class Challenging(DirectRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
-from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import BadRequest, Conflict, ExchangeNotFound, SessionLimitReached
 from backend_kit.auth import AuthError
+from backend_kit.http import DirectRoute
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
 _UNREADABLE: Final = 400
@@ -121,7 +121,7 @@ def response_of(error: ServiceError, language: str | None = None) -> Response:
     return error_response(status, body, retryable=error.retryable, retry_after_s=error.retry_after_s, headers=headers)
 
 
-class OpenAiRoute(APIRoute):
+class OpenAiRoute(DirectRoute):
     """A route whose failures have OpenAI's shape, whoever finds them: itself, the check of the caller, the limit of a
     body."""
 

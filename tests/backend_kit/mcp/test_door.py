@@ -16,6 +16,7 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel import Server
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
+from starlette.requests import Request
 from starlette.types import Message
 
 from backend_kit.aio import TaskRegistry
@@ -42,7 +43,7 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
     assert registry.failures == {}
 
 
-async def identify() -> Identity:
+async def identify(_request: Request) -> Identity:
     return CALLER
 
 
