@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
@@ -70,7 +70,7 @@ class PostgresSessionStore:
         self._cache = cache
         self._metrics = metrics
 
-    async def create(self, session: Session, most: int = 0) -> bool:
+    async def create(self, session: Session, most: int = 0) -> Literal["made", "there"] | None:
         """See `SessionStore`."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
         values = {
@@ -94,7 +94,9 @@ class PostgresSessionStore:
         # One that was there may have exchanges, which the cache would never see.
         if made and made[0].is_new and session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
-        return bool(made)
+        if not made:
+            return None
+        return "made" if made[0].is_new else "there"
 
     async def get(self, session_id: str, user_id: str) -> Session | None:
         """The session including pending operations, or None.

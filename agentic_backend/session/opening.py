@@ -1,6 +1,7 @@
 """Sessions by ids of their clients: the first request that names one makes it, any later one finds it."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from agentic_backend.errors import Conflict, SessionLimitReached
 from agentic_backend.session.models import Session
@@ -35,16 +36,18 @@ class Sessions:
         known = known or await self._store.get(session_id, user_id)
         if known is not None:
             return known
-        await self._create(Session.with_id(session_id, user_id, agent_id, title))
-        # Read again: another request may have made it meanwhile, or another user may have one of that id.
-        stored = await self._store.get(session_id, user_id)
+        new = Session.with_id(session_id, user_id, agent_id, title)
+        # One that is there another request may have made meanwhile, or it is another user's.
+        stored = new if await self._create(new) == "made" else await self._store.get(session_id, user_id)
         if stored is None:
             raise Conflict(field="session_id")
         if stored.next_rank == 0 and self._registry.session_of(session_id, user_id) is None:
             self._registry.update(stored)
         return stored
 
-    async def _create(self, session: Session) -> None:
-        if not await self._store.create(session, self._most):
+    async def _create(self, session: Session) -> Literal["made", "there"]:
+        made = await self._store.create(session, self._most)
+        if made is None:
             self._limit_hit("max_concurrent_sessions_per_user")
             raise SessionLimitReached(self._most)
+        return made

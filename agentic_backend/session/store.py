@@ -51,8 +51,11 @@ class TurnStore(Protocol):
 class SessionStore(TurnStore, Protocol):
     """All reads and small writes of sessions, which raise as those of `TurnStore`."""
 
-    async def create(self, session: Session, most: int = 0) -> bool:
-        """Store a new session if the user has fewer than `most` (0: no limit). True once it is committed."""
+    async def create(self, session: Session, most: int = 0) -> Literal["made", "there"] | None:
+        """Store a new session if the user has fewer than `most` (0: no limit), else None; returns once it is committed.
+
+        `there`: a session of this id was there before, which may be another user's.
+        """
 
     async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
         """The user's sessions including pending operations, newest first, in one query."""

@@ -7,6 +7,7 @@ up at once, or is told of it from history.
 
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from agentic_backend.events import ChatMessage, Part, arguments_of
@@ -63,6 +64,7 @@ class Event(NamedTuple):
         )
 
 
+@cache  # there are some twenty kinds
 def _opening(kind: str) -> bytes:
     return b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind.encode(), kind.encode())
 
@@ -156,11 +158,15 @@ class ResponseEvents:
     def _start(self, told: list[Event]) -> None:
         self._started = True
         response = self._resource.as_it_is("in_progress", [])
+        said = dumps({"response": response})
         for kind in ("response.created", "response.in_progress"):
-            self._tell(told, kind, response=response)
+            self._append(told, kind, said)
 
     def _tell(self, told: list[Event], kind: str, **fields: Any) -> None:
-        told.append(Event(self._next, _opening(kind), b",", dumps(fields)[1:]))
+        self._append(told, kind, dumps(fields))
+
+    def _append(self, told: list[Event], kind: str, said: bytes) -> None:
+        told.append(Event(self._next, _opening(kind), b",", said[1:]))
         self._next += 1
 
     def _end(self, payload: Terminal, told: list[Event]) -> None:
