@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 from starlette.requests import Request
 
-from agentic_backend.chat import sse
+from agentic_backend.chat import frames, sse
+from agentic_backend.chat.dialects import begin_turn
 from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
 from agentic_backend.session.stream import Failed
 from backend_kit.auth import Identity
 from backend_kit.wire import Code
 from tests.agentic_backend.chat.told_hub import RULES, accept, delta, finish, told_hub, until
+from tests.support.patience import PATIENCE_S
 
 ASK = {"type": "ask", "session_id": "s", "agent_id": "Georges", "message": "Hello", "client_exchange_id": "e1"}
 
@@ -27,6 +29,7 @@ class Reader:
         self.text = ""
         self.aborted = 0
         self.sending = 0
+        self.at_once = 0
         self.ended = asyncio.Event()
         self._left = asyncio.Event()
         self._when_gone = None
@@ -47,6 +50,14 @@ class Reader:
         response = await it.hub.stream(request, Identity(uid=user_id, username=user_id), it.turns)
         await response(self.scope, self._receive, self._send)
         self.ended.set()
+
+    def send_now(self, body):
+        """What our server gives: it takes a piece at once, unless its client is behind."""
+        if not self.takes.is_set():
+            return False
+        self.at_once += 1
+        self.text += body.decode()
+        return True
 
     def on_gone(self, callback):
         self._when_gone = callback
@@ -118,6 +129,75 @@ async def test_a_reader_that_leaves_before_the_first_event_is_followed_by_its_po
         await reader.ended.wait()
         assert turn.cancel_requested is (policy == "cancel")
         assert reader.status is None
+
+
+async def test_pieces_are_said_at_once_and_in_their_order_to_a_reader_that_falls_behind_too():
+    async with told_hub() as it:
+        reader = Reader(it)
+        reader.scope["state"]["send_now"] = reader.send_now
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        delta(turn, "one")
+        await until(lambda: len(reader.events) == 2)
+        reader.takes.clear()
+        delta(turn, "two")
+        await until(lambda: reader.sending == 1)
+        delta(turn, "three")
+        delta(turn, "four")
+        await asyncio.sleep(0)
+        reader.takes.set()
+        await until(lambda: "four" in reader.text)
+        said_at_once = reader.at_once
+        delta(turn, "five")
+        await until(lambda: reader.at_once > said_at_once)
+        finish(turn)
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.ended.wait()
+        said = [json.loads(line[6:]) for line in reader.text.split("\n") if line.startswith("data: ")]
+        assert "".join(event["text"] for event in said if event["type"] == "delta") == "onetwothreefourfive"
+        assert reader.events[-1] == "id: 7"
+
+
+class Failing(sse.NativeWriter):
+    """A writer that has a fault."""
+
+    def write(self, turn, event):
+        if event.seq > 1:
+            raise LookupError("canary")
+        return super().write(turn, event)
+
+
+class FailingReader(Reader):
+    """The client of a stream whose writer fails."""
+
+    async def _run(self, it, user_id):
+        asker = frames.Asker(user_id, None, None)
+
+        def begin():
+            return begin_turn(it.turns, sse.read_body(self._body, 1000), asker, "r1")
+
+        response = it.hub.event_stream(Request(self.scope, self._receive), user_id, begin, Failing())
+        await response(self.scope, self._receive, self._send)
+        self.ended.set()
+
+
+async def test_a_writer_that_fails_ends_its_stream_and_is_logged():
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+    async with told_hub() as it:
+        reader = FailingReader(it)
+        reader.scope["state"]["send_now"] = reader.send_now
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        delta(turn, "one")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.ended.wait()
+        assert reader.events == ["id: 1"]
+        assert not turn.followed
+        finish(turn)
+    assert [type(failure) for failure in failures] == [LookupError]
 
 
 async def test_one_of_two_readers_that_leaves_cancels_nothing():
