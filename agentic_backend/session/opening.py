@@ -26,14 +26,18 @@ class Sessions:
         self._registry.update(session)
         return session
 
-    async def open(self, session_id: str, user_id: str, agent_id: str, title: str = "") -> Session:
+    async def open(
+        self, session_id: str, user_id: str, agent_id: str, title: str = "", *, likely_new: bool = False
+    ) -> Session:
         """The user's session of this id, made with this agent and title where there is none yet.
 
-        Any number of requests may open it at once. Whether the session found has this agent is the caller's to ask:
-        an ask names its own. Raises `Conflict` where the id is another user's, and as `make`.
+        Any number of requests may open it at once. One that is `likely_new` is made without looking for it first.
+        Whether the session found has this agent is the caller's to ask: an ask names its own. Raises `Conflict` where
+        the id is another user's, and as `make`.
         """
         known = self._registry.session_of(session_id, user_id)
-        known = known or await self._store.get(session_id, user_id)
+        if known is None and not likely_new:
+            known = await self._store.get(session_id, user_id)
         if known is not None:
             return known
         new = Session.with_id(session_id, user_id, agent_id, title)

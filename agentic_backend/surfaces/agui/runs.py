@@ -55,7 +55,7 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
         return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
     told: Start | None = None
     if run.answer is None:
-        await services.sessions.open(session_id, user_id, agent_id)
+        await services.sessions.open(session_id, user_id, agent_id, likely_new=not ask.given)
     else:
         told = await _told(services.registry, ask, run.answer.payload)
 

@@ -116,7 +116,8 @@ async def open_session(services: DoorServices, ask: Ask) -> None:
     if services.registry.session_of(ask.session_id, ask.user_id) is not None:
         return
     with services.kpi.phase("session_write"):
-        await services.sessions.open(ask.session_id, ask.user_id, ask.agent_id)
+        # With nothing before it, it is a conversation's first question.
+        await services.sessions.open(ask.session_id, ask.user_id, ask.agent_id, likely_new=not ask.given)
 
 
 def answer_to(waiting: OpenQuestion, ask: Ask) -> Ask | None:
