@@ -170,17 +170,11 @@ class StandaloneRequest:
 
     async def answer(self, server: Server[Any]) -> None:
         """Serve the request and answer it."""
-        serving = self._check()
-        if isinstance(serving, Response):
-            await self._reply(serving)
-            return
-        if not self._rules.json_only:
-            self._timer = self._loop.call_later(self._rules.silence_s, self._break_silence)
         try:
             async with self._cut:
                 if self._on_gone is not None:
                     self._on_gone(self._leave)
-                await self._end(await self._served(server, serving))
+                await self._answer(server)
         except TimeoutError:
             if not self._cut.expired():
                 raise
@@ -192,6 +186,16 @@ class StandaloneRequest:
                 self._on_gone(None)
             if self._timer is not None:
                 self._timer.cancel()
+
+    async def _answer(self, server: Server[Any]) -> None:
+        checked = self._check()
+        if isinstance(checked, Response):
+            self._ending = True
+            await self._reply(checked)
+            return
+        if not self._rules.json_only:
+            self._timer = self._loop.call_later(self._rules.silence_s, self._break_silence)
+        await self._end(await self._served(server, checked))
 
     def _check(self) -> InboundModernRoute | Response:
         """What the request says of its client, or the answer where the protocol forbids it."""

@@ -24,6 +24,7 @@ from backend_kit.auth import Identity
 from backend_kit.http import RequestId
 from backend_kit.mcp import Context, DoorRules, McpDoor, answering, caller_of, mcp_routes
 from backend_kit.wire import Code, ServiceError, dumps, loads
+from tests.agentic_backend.session.gated_turns import ticks
 from tests.support.mcp_client import ERAS
 from tests.support.patience import PATIENCE_S
 
@@ -140,8 +141,10 @@ async def test_a_process_has_no_more_sessions_than_it_may(tasks: TaskRegistry) -
 class Exchanged:
     """A request of 2026-07-28 to a door, and all that is sent for it."""
 
-    def __init__(self, door: McpDoor) -> None:
+    def __init__(self, door: McpDoor, method: str = "tools/call") -> None:
         self._door = door
+        self._method = method
+        """What its header says of the request."""
         self.sent: list[bytes] = []
         self.heard = asyncio.Event()
         self.aborted = False
@@ -158,7 +161,7 @@ class Exchanged:
             "content-type": "application/json",
             "accept": "application/json, text/event-stream",
             "mcp-protocol-version": ERAS[1],
-            "mcp-method": "tools/call",
+            "mcp-method": self._method,
             "mcp-name": "one",
         }
         scope = {
@@ -271,3 +274,18 @@ async def test_a_door_that_closes_cuts_off_what_does_not_end(tasks: TaskRegistry
     progress, end = exchanged.sent
     assert b"notifications/progress" in progress
     assert loads(end.partition(b"data: ")[2])["error"]["data"]["code"] == "draining"
+
+
+async def test_a_door_that_closes_cuts_off_a_refusal_that_nobody_takes(tasks: TaskRegistry) -> None:
+    async def call(_ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        raise AssertionError
+
+    door = door_of(call, tasks)
+    exchanged = Exchanged(door, "tools/list")
+    exchanged.stuck = True
+    running = asyncio.ensure_future(exchanged())
+    await ticks()
+    async with asyncio.timeout(PATIENCE_S):
+        await door.aclose()
+        await running
+    assert exchanged.sent == []
