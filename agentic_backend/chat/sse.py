@@ -206,10 +206,13 @@ class EventStream(Response):
         try:
             while not (self._unsent or follow.up_to_date):
                 said = self._writer.write(follow.turn, follow.take())
-                if said and not self._send_now(said):
+                if not said:
+                    continue
+                if self._send_now(said):
+                    clock.last_sent = time.monotonic()
+                else:
                     self._unsent = said
                     self._wake.set()
-                clock.last_sent = time.monotonic()
             failed = False
         finally:
             if failed:  # the loop logs what a writer raises; its stream cannot go on

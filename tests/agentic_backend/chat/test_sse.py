@@ -168,8 +168,20 @@ class Failing(sse.NativeWriter):
         return super().write(turn, event)
 
 
-class FailingReader(Reader):
-    """The client of a stream whose writer fails."""
+class Quiet(sse.NativeWriter):
+    """A writer that says one event alone, as those of other protocols leave out what these have no word for."""
+
+    def write(self, turn, event):
+        return super().write(turn, event) if event.seq == 1 else b""
+
+
+class WrittenReader(Reader):
+    """The client of a stream that another writer writes."""
+
+    def __init__(self, it, writer):
+        self._writer = writer
+        super().__init__(it)
+        self.scope["state"]["send_now"] = self.send_now
 
     async def _run(self, it, user_id):
         asker = frames.Asker(user_id, None, None)
@@ -177,7 +189,7 @@ class FailingReader(Reader):
         def begin():
             return begin_turn(it.turns, sse.read_body(self._body, 1000), asker, "r1")
 
-        response = it.hub.event_stream(Request(self.scope, self._receive), user_id, begin, Failing())
+        response = it.hub.event_stream(Request(self.scope, self._receive), user_id, begin, self._writer)
         await response(self.scope, self._receive, self._send)
         self.ended.set()
 
@@ -186,8 +198,7 @@ async def test_a_writer_that_fails_ends_its_stream_and_is_logged():
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
     async with told_hub() as it:
-        reader = FailingReader(it)
-        reader.scope["state"]["send_now"] = reader.send_now
+        reader = WrittenReader(it, Failing())
         turn = await it.turns.asked("e1")
         accept(turn)
         await until(lambda: reader.events == ["id: 1"])
@@ -198,6 +209,23 @@ async def test_a_writer_that_fails_ends_its_stream_and_is_logged():
         assert not turn.followed
         finish(turn)
     assert [type(failure) for failure in failures] == [LookupError]
+
+
+async def test_what_is_left_out_breaks_no_silence():
+    async with told_hub() as it:
+        reader = WrittenReader(it, Quiet())
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        (stream,) = it.hub._streams
+        last_sent = stream.clock.last_sent
+        delta(turn, "nothing that is told")
+        await until(lambda: stream.outbox_bytes == 0)
+        assert stream.clock.last_sent == last_sent
+        await it.hub.tick(last_sent + RULES.heartbeat_s)
+        await until(lambda: sse.HEARTBEAT.decode() in reader.text)
+        finish(turn)
+        await reader.ended.wait()
 
 
 async def test_one_of_two_readers_that_leaves_cancels_nothing():
