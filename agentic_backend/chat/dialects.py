@@ -104,7 +104,7 @@ def _some_frames(follow: Follow, take: Callable[[], Sequence[bytes]]) -> list[by
 def _submit(turns: Turns, ask: Ask) -> Follow:
     """Start a turn and follow it from its beginning, without the events of an earlier run of the exchange."""
     turn = turns.submit(ask)
-    return Follow(turn, 0 if ask.human is None else turn.earlier)
+    return Follow(turn, turn.shown_from if ask.human is None else turn.earlier)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from agentic_backend.session.stream import (
     Failed,
     Final,
     Payload,
+    Restarted,
     SessionChanged,
     TextDelta,
     ThoughtDelta,
@@ -24,6 +25,7 @@ from backend_kit.wire import CODES, Code, dumps, message_for
 
 _NATIVE_TYPES: dict[type[Payload], bytes] = {
     Accepted: b"accepted",
+    Restarted: b"restarted",
     TextDelta: b"delta",
     ThoughtDelta: b"thought",
     CustomSaid: b"custom",
@@ -89,6 +91,7 @@ def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
     """The frames of an event in the compatible protocol, which has none for some events, such as reasoning.
 
     There the answer is a `stream` frame like any other message, and a new title follows it: both are sent at the end.
+    A turn that runs again says nothing of it: its messages come once more, under the same ranks.
     """
     payload = event.payload
     if isinstance(payload, Whole):
@@ -146,7 +149,7 @@ def _native_fields(turn: Turn, payload: Any) -> bytes:
         return b',"payload":%b' % dumps(payload.payload)
     if isinstance(payload, Cancelled):
         return b',"messages":%b,"session":%b' % (_messages(payload.messages), _session(payload.session))
-    return _failed_fields(turn, payload)
+    return _failed_fields(turn, payload) if isinstance(payload, Failed) else b""
 
 
 def _final_fields(final: Final) -> bytes:

@@ -63,6 +63,10 @@ class StreamWriter(Protocol):
     def heartbeat(self) -> bytes:
         """What is sent after a silence."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the stream has its end before its turn: nothing more is said. To be asked after a `write`."""
+
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """What is sent for an event, the terminal one included; empty: nothing. Fragments of a message that have piled
         up come as one."""
@@ -76,6 +80,7 @@ class NativeWriter:
 
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT
+    over = False
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """See `StreamWriter`."""
@@ -175,11 +180,11 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
         self._send_now = scope["state"].get("send_now")  # not of every server
         while True:
-            while self._unsent or not follow.up_to_date:
+            while self._unsent or not (follow.up_to_date or writer.over):
                 said, self._unsent = self._unsent or writer.write(turn, follow.take()), b""
                 if said:
                     await self._send(send, said)
-            if turn.ended:
+            if turn.ended or writer.over:
                 break
             if self._silent:
                 self._silent = False
@@ -204,7 +209,7 @@ class EventStream(Response):
             return
         failed = True
         try:
-            while not (self._unsent or follow.up_to_date):
+            while not (self._unsent or follow.up_to_date or self._writer.over):
                 said = self._writer.write(follow.turn, follow.take())
                 if not said:
                     continue
@@ -212,7 +217,8 @@ class EventStream(Response):
                     clock.last_sent = time.monotonic()
                 else:
                     self._unsent = said
-                    self._wake.set()
+            if self._unsent or self._writer.over:
+                self._wake.set()
             failed = False
         finally:
             if failed:  # the loop logs what a writer raises; its stream cannot go on

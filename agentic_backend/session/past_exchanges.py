@@ -145,8 +145,13 @@ class StoredExchange:
         return replace(session, next_rank=self.question.rank)
 
     def tell(self, turn: Turn, session: Session) -> None:
-        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, its end."""
+        """Publish it as the turn's events: accepted, each message, the answer's text in one piece, its end.
+
+        It replaces what a run of the turn has published that broke off.
+        """
         turn.restarted = True
+        if turn.has_published:
+            turn.begin_again(0)
         turn.publish(Accepted())
         for message in self.messages:
             if message is not self._answer:

@@ -22,6 +22,9 @@ from backend_kit.wire import Code, dumps, message_for
 IfBusy = Literal["reject", "queue", "replace"]
 OnDisconnect = Literal["continue", "cancel"]
 
+RUN_SEQS = 1_000_000
+"""The events of a turn's run after n others are numbered above n times this: above whatever any of those had."""
+
 
 @dataclass(frozen=True, slots=True)
 class HumanAnswer:
@@ -79,6 +82,16 @@ class Accepted:
     """The ask has become a turn; `queue_position` (1-based) if it waits for a slot."""
 
     queue_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The turn runs again, since its run broke off: what was shown of the exchange is replaced by what follows.
+
+    So many runs broke off; 0: what follows is told from history instead.
+    """
+
+    runs_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +196,19 @@ class Failed:
 
 Fragment = TextDelta | ThoughtDelta
 """New text; those of one message, or of one stretch of reasoning, are joined for a client that is behind."""
-Payload = Accepted | Fragment | CustomSaid | Whole | Cited | SessionChanged | Final | Awaiting | Cancelled | Failed
+Payload = (
+    Accepted
+    | Restarted
+    | Fragment
+    | CustomSaid
+    | Whole
+    | Cited
+    | SessionChanged
+    | Final
+    | Awaiting
+    | Cancelled
+    | Failed
+)
 _FRAGMENTS = (TextDelta, ThoughtDelta)
 _TERMINAL = (Final, Awaiting, Cancelled, Failed)
 _TEXT_BYTES = 60
@@ -192,7 +217,8 @@ _TEXT_BYTES = 60
 
 @dataclass(slots=True)
 class TurnEvent:
-    """One event of a turn with its number; `seq` starts at 1 and has no gaps. A refusal has seq 0."""
+    """One event of a turn with its number; `seq` starts at 1 and has no gaps but before `Restarted`. A refusal has
+    seq 0."""
 
     seq: int
     payload: Payload
@@ -387,6 +413,9 @@ class Turn:
     after a person was asked is a separate turn, which begins with the `earlier` events of the one before. `cut` is the
     record of the run that the end of a process cut off, where the service runs it again by itself. `follows` is the id
     of the exchange that this process ran before it in its session, None if it ran none or does not remember it.
+
+    What is shown of the exchange begins at the index `shown_from`: everything before was replaced when the turn ran
+    again. It stays in `events`, where followers have their cursors.
     """
 
     def __init__(self, ask: Ask, before: "Turn | None" = None, *, cut: AskRecord | None = None) -> None:
@@ -394,7 +423,12 @@ class Turn:
         self.cut = cut
         self.events: EventLog = EventLog(None if before is None else before.events)
         self.earlier = len(self.events)
+        self.shown_from: int = 0 if before is None else before.shown_from
         self._seq = self.events[-1].seq if self.events else 0
+        self._seq_before = self._seq
+        self.runs_before = 0
+        """How many runs the last `Restarted` says to have been before; 0 without one."""
+        self._replaces = False
         self.follows: str | None = None
         self.ended = False
         self.ended_at = 0.0
@@ -402,8 +436,8 @@ class Turn:
         self.cancel_requested = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
-        # Replayed from history, or rerun instead of an interrupted turn: earlier followers of the exchange cannot use
-        # its numbers.
+        # The exchange ran before: it is told from history, asked again after it was interrupted, or run again by the
+        # service. In the last case alone, `begin_again`, earlier followers can use its numbers.
         self.restarted = cut is not None
         # Set while the turn runs: it must not end with the session's old preferences or title.
         self.preferences: dict[str, Any] | None = None
@@ -429,6 +463,16 @@ class Turn:
     def continue_after(self, seq: int) -> None:
         """Continue numbering after `seq`, the last of the run before, if that is known from storage."""
         self._seq = max(self._seq, seq)
+        self._seq_before = max(self._seq_before, seq)
+
+    def begin_again(self, runs_before: int) -> None:
+        """Publish that this run, after so many that broke off, replaces what was shown of the exchange.
+
+        Its numbers are above those of all these runs, whichever process they were in. 0: above those of this turn
+        alone, for what is told from history. Followers go on from where they are.
+        """
+        self._seq = max(self._seq, (self._seq_before // RUN_SEQS + runs_before) * RUN_SEQS)
+        self.publish(Restarted(runs_before))
 
     @property
     def followed(self) -> bool:
@@ -460,6 +504,10 @@ class Turn:
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
         weight = _weight(payload)  # first: what cannot be encoded raises here, before anyone has seen it
+        if isinstance(payload, Restarted):
+            self.restarted = self._replaces = True
+            self.runs_before = payload.runs_before
+            self.shown_from = self.earlier = len(self.events)
         if isinstance(payload, Failed) and payload.refused and not self.has_published:
             self.events.append(0, payload)
         else:
@@ -479,10 +527,14 @@ class Turn:
             wake()
 
     def after(self, seq: int) -> int:
-        """The index in `events` of the next one for a client that has them up to `seq` (0: none); 0 after a restart."""
-        if not seq or self.restarted or not self.events or seq > self.events[-1].seq:
-            return 0
-        return self.events.after(seq)
+        """The index in `events` of the next one for a client that has them up to `seq` (0: none).
+
+        It is that of the first one that is shown for a client whose events were replaced, or have other numbers here.
+        """
+        renumbered = self.restarted and not self._replaces
+        if not seq or renumbered or not self.events or seq > self.events[-1].seq:
+            return self.shown_from
+        return max(self.shown_from, self.events.after(seq))
 
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""

@@ -303,6 +303,9 @@ class TurnRunner:
             # On any failure: a slot that is not returned is lost for good.
             if not prepared_whole:
                 self._admission.leave(prepared.model)
+        if turn.cut is not None and turn.cut.rerun is not None:
+            # Not before: it has the number of a waiting run only now, and one that cannot begin has no event.
+            turn.begin_again(turn.cut.rerun.restarts)
         if not queued:
             turn.publish(Accepted())
         return waited_s, prepared
@@ -481,6 +484,8 @@ class TurnRunner:
         extras.update(exchange.told_extras)
         if exchange.turn.restarted:
             extras["restarted"] = True
+            if exchange.turn.runs_before > 1:
+                extras["restarts"] = exchange.turn.runs_before
         if (usage := usage_of(ledger)) is not None:
             extras["usage"] = usage
         metadata: dict[str, Any] = {"agent_id": exchange.ask.agent_id, "latency_ms": round(latency_ms)}

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from agentic_backend.chat.follow import Follow
-from agentic_backend.session.stream import EventLog, Payload, Turn, TurnEvent
+from agentic_backend.session.stream import Payload, Turn, TurnEvent
 
 EVERYTHING: Final = 1 << 62
 """More characters than any text has: `EventLog.joined` then joins all fragments that follow each other."""
@@ -85,9 +85,10 @@ def follow_of(turn: Turn, after: int = 0) -> Follow:
     return Follow(turn, turn.after(after) if after or turn.ask.human is None else turn.earlier)
 
 
-def whole_events(events: EventLog) -> Iterator[tuple[int, Payload]]:
-    """The events with their places; fragments that follow each other are one."""
-    place = 0
+def whole_events(turn: Turn) -> Iterator[tuple[int, Payload]]:
+    """The events of a turn with their places; fragments that follow each other are one. Without those that it replaced
+    when it ran again."""
+    place, events = turn.shown_from, turn.events
     while place < len(events):
         event, count = events.joined(place, EVERYTHING)
         yield place, event.payload

@@ -2,9 +2,9 @@
  * The chat page: wires the credentials, the REST interface, the socket and the view, and keeps what they share.
  *
  * A turn belongs to the server, not to the socket: after a break, or a reload, the page resumes it after the last
- * event that it has. Where the server knows nothing of it, or was itself restarted in the middle of the answer, the
- * page looks into the history and, where nothing else was asked since, asks again under the same id, which the server
- * answers once. Tabs of one browser tell each other of running turns, and each follows them by itself.
+ * event that it has. Where the server runs it again, what was shown of the answer is replaced. Where the server knows
+ * nothing of it, or was itself restarted in the middle of the answer and does not run it again, the page looks into the
+ * history and, where nothing else was asked since, asks again under the same id, which the server answers once. Tabs of one browser tell each other of running turns, and each follows them by itself.
  */
 
 /**

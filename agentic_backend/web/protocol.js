@@ -140,6 +140,8 @@ export class Turn {
     this.queuePosition = null;
     /** @type {Item[]} */
     this.items = [];
+    /** How often the service began to answer again: what was shown of the answer before is none of it. */
+    this.restarts = 0;
     /** What the agent said last of its progress: "" once something else has happened. */
     this.note = "";
     /** @type {Frames.SearchHit[]} */
@@ -389,6 +391,12 @@ export class Turn {
     switch (event.type) {
       case "accepted":
         this.queuePosition = event.queue_position ?? null;
+        break;
+      case "restarted":
+        this.restarts += 1;
+        this.items = [];
+        this.sources = [];
+        this.firstTokenMs = null;
         break;
       case "delta":
         this.#rest(now);

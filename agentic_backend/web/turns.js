@@ -44,6 +44,7 @@ export class TurnView {
   #actions;
   /** @type {Map<string, RowView>} by key */
   #rows = new Map();
+  #restarts = 0;
   /** @type {{checkpointId: string, card: Card}|null} */
   #card = null;
   #sources;
@@ -94,6 +95,7 @@ export class TurnView {
 
   #updateItems() {
     const turn = this.#turn;
+    if (turn.restarts !== this.#restarts) this.#clearItems();
     const phase = phaseOf(turn);
     const rows = rowsOf(turn.items);
     const keys = new Set(rows.map(({ key }) => key));
@@ -112,6 +114,13 @@ export class TurnView {
       else if (view instanceof AnswerItem) view.update(row.item, turn.sources);
       else if (view instanceof StepItem || view instanceof ThinkingItem) view.update(row.item);
     }
+  }
+
+  /** The turn runs again: a row of its first run may have the key of another one now. */
+  #clearItems() {
+    this.#restarts = this.#turn.restarts;
+    this.#rows.clear();
+    this.#steps.replaceChildren();
   }
 
   /** @param {Row} row @returns {RowView} */

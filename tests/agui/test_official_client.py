@@ -17,6 +17,9 @@ from tests.docs.pages import blocks
 from tests.integration.test_agui_door import CITY
 from tests.integration.test_human import DONE, NOTES, sections, used
 from tests.page.__main__ import install
+from tests.support.again_agent import ANSWER as ALL_OF_IT
+from tests.support.again_agent import THOUGHT as THOUGHT_AGAIN
+from tests.support.again_agent import again
 from tests.support.patience import PATIENCE_S
 from tests.support.service import RunningService
 from tests.support.telling_agent import ANSWER, SECRET, telling
@@ -186,6 +189,19 @@ async def test_cut_at_every_event_it_notices_nothing_with_the_fetch_of_the_docum
             done = await client.run(f"r{cut}", breaks=cut, resumes=2)
             assert done["error"] is None
             assert said(done) == [("user", "tell"), *TOLD], cut
+
+
+async def test_what_a_run_that_begins_again_had_said_is_taken_back(start_service, resuming):
+    async with start_service(ai={"agents": [again()]}) as service, official_client(resuming) as client:
+        await client.open(service, "Again")
+        await client.say("silent")
+        first = await client.run()
+        await client.say("Why?")
+        done = await client.run()
+        assert done["error"] is None
+        assert said(done)[: len(said(first))] == said(first)
+        shown = [one for one in said(done)[len(said(first)) :] if one[1]]
+        assert shown == [("user", "Why?"), ("reasoning", THOUGHT_AGAIN), ("assistant", ALL_OF_IT)]
 
 
 async def test_failures_before_and_in_a_run(start_service, resuming):

@@ -148,6 +148,8 @@ async def test_an_answer_goes_on_over_the_death_of_the_service(page, database, m
         await process.until(process.wait_for_http, ready)
         await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
         await expect(page.locator(".turn")).to_have_count(1)
+        # The new answer alone, in place of what was shown of the first.
+        await expect(page.locator(".answer .markdown")).to_have_text(re.compile(r"^\S+ \S+ \S+$"))
         await page.reload()
         await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
         await expect(page.locator(".question")).to_have_text("Will you be there?")

@@ -176,6 +176,43 @@ async def test_a_broken_connection_is_mended_and_the_turn_goes_on_or_is_told_ane
     await expect(page.locator(".turn")).to_have_count(1)
 
 
+@pytest.mark.parametrize("broken", [True, False], ids=["after a break", "on a living connection"])
+async def test_what_a_turn_had_shown_that_runs_again_is_replaced(page, fake, broken):
+    peer = await open_page(page, fake)
+    told = await ask(page, fake, peer)
+    await told.begin()
+    await told.say("thought", text="I reason.")
+    call = {"type": "tool_call", "call_id": "c", "name": "search", "args": {"q": "one"}}
+    await told.say("message", message={**told.message(1, "assistant", ""), "channel": "tool_call", "parts": [call]})
+    await told.say("sources", sources=[{"uid": "d", "title": "Old", "content": "x", "score": 1, "rank": 1}])
+    await told.delta("Half of", rank=2)
+    await expect(page.locator(".answer > .items")).to_contain_text("Half of")
+    if broken:
+        await peer.close(1012)
+        assert await told.resumed(await fake.peer()) == told.seq
+    told.seq = 1_000_000
+    await told.say("restarted")
+    await expect(page.locator(".answer > .items")).to_be_empty()
+    await told.begin()
+    other = {**call, "args": {"q": "two"}}
+    await told.say("message", message={**told.message(1, "assistant", ""), "channel": "tool_call", "parts": [other]})
+    await told.delta("Other", rank=2)
+    await expect(page.locator(".markdown")).to_have_text("Other")
+    await expect(page.locator(".call-preview")).to_have_text("q: two")
+    await expect(page.locator(".step-thinking")).to_have_count(0)
+    if not broken:
+        # The tab sends what it knows, and what it hears then has the numbers of this run.
+        await page.reload()
+        assert await told.resumed(await fake.peer()) == told.seq
+    await told.delta(" one.", rank=2)
+    await expect(page.locator(".markdown")).to_have_text("Other one.")
+    await told.finish("Other one.")
+    await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
+    await expect(page.locator(".answer .markdown")).to_have_text("Other one.")
+    await expect(page.locator(".turn")).to_have_count(1)
+    await expect(page.get_by_text("Old")).to_have_count(0)
+
+
 async def test_an_answer_that_was_finished_during_the_break_comes_from_the_history(page, fake):
     peer = await open_page(page, fake)
     told = await ask(page, fake, peer)

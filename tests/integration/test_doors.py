@@ -23,6 +23,7 @@ class Plain:
 
     headers = ((b"x-door", b"plain"),)
     heartbeat = b"~"
+    over = False
 
     def __init__(self) -> None:
         self.last = 0

@@ -1,5 +1,6 @@
 """kill -9 in the middle of a turn: the next process runs it again by itself, once, where its agent may."""
 
+import json
 import signal
 import time
 
@@ -7,7 +8,9 @@ import jwt
 import psycopg
 import pytest
 
+from agentic_backend.session.stream import RUN_SEQS
 from tests.support.agentic import start_process
+from tests.support.following import TERMINAL, ask_frame, heard, over_socket, over_stream, resume_frame, transcript
 from tests.support.odd_agent import odd
 from tests.support.service import hear, hear_until, say
 
@@ -94,12 +97,13 @@ async def test_clients_that_come_back_find_it_running(start_process, database):
     ):
         await say(one, type="resume", session_id=session_id, exchange_id="e1", after_seq=last["seq"])
         await say(other, **ask(session_id))
-        for socket in (one, other):  # from the first event on: what they have is replaced
+        for socket in (one, other):  # what they have is replaced
             frames = await hear_until(socket, "delta")
-            assert [(frame["seq"], frame["type"]) for frame in frames] == [
-                (1, "accepted"),
-                (2, "message"),
-                (3, "delta"),
+            assert [(frame["seq"] - RUN_SEQS, frame["type"]) for frame in frames] == [
+                (1, "restarted"),
+                (2, "accepted"),
+                (3, "message"),
+                (4, "delta"),
             ]
         await say(one, **ask(session_id, "e2"))
         busy = await hear_of(one, "e2")
@@ -111,6 +115,36 @@ async def test_clients_that_come_back_find_it_running(start_process, database):
             assert [message["rank"] for message in stopped["messages"]] == [0, 1]
         assert await service.history(session_id) == stopped["messages"]
     assert rows_of(database, session_id) == [(0, "e1", "user"), (1, "e1", "assistant")]
+
+
+@pytest.mark.parametrize("over", [over_socket, over_stream])
+async def test_who_resumes_after_a_kill_is_told_of_it_and_of_the_whole_new_run_to_its_one_end(start_process, over):
+    async with start_process(SLOW) as service:
+        session_id = await service.create_session()
+        before = await heard(over(service, ask_frame(session_id)), up_to=3)
+        await service.ask_on_disk("e1")
+        await service.process.until(service.process.kill)
+    had = [json.loads(frame) for frame in before]
+    assert [frame["type"] for frame in had][:3] == ["accepted", "message", "delta"]
+    async with start_process("mock;tokens=7") as service:
+        frames = await heard(over(service, resume_frame(session_id, after_seq=had[-1]["seq"])))
+        told = [json.loads(frame) for frame in frames]
+        assert told[0] == {"type": "restarted", "session_id": session_id, "exchange_id": "e1", "seq": RUN_SEQS + 1}
+        numbers = [frame["seq"] for frame in told]
+        assert numbers == sorted(set(numbers))
+        assert [frame["type"] for frame in told if frame["type"] in TERMINAL] == ["final"]
+        question, answer = told[-1]["messages"]
+        text = "".join(frame["text"] for frame in told if frame["type"] == "delta")
+        assert (answer["parts"][0]["text"], len(text.split())) == (text, 7)
+        assert [frame["message"] for frame in told if frame["type"] == "message"] == [question]
+        # Cut anywhere in the new run, a client goes on with it as in any other.
+        for cut_at in numbers[:-1]:
+            rest = await heard(over(service, resume_frame(session_id, after_seq=cut_at)))
+            kept = [frame for frame in frames if json.loads(frame)["seq"] <= cut_at]
+            assert transcript(kept + rest) == transcript(frames)
+        # Whoever has nothing gets the new run alone.
+        for frame in (ask_frame(session_id), resume_frame(session_id)):
+            assert transcript(await heard(over(service, frame))) == transcript(frames)
 
 
 async def hear_of(socket, exchange_id):

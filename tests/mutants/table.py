@@ -93,6 +93,21 @@ MUTANTS = (
         "tests/agentic_backend/session/test_replay.py::test_the_place_after_a_number",
     ),
     Mutant(
+        "who has events of a run that broke off goes on behind them in the next one",
+        "agentic_backend/session/stream.py",
+        "return max(self.shown_from, self.events.after(seq))",
+        "return self.events.after(seq)",
+        f"{SESSION}/test_begun_again.py::test_who_has_events_of_another_run_gets_the_last_one_whole",
+    ),
+    Mutant(
+        "a run again has numbers that its exchange has had",
+        "agentic_backend/session/stream.py",
+        "(self._seq_before // RUN_SEQS + runs_before) * RUN_SEQS",
+        "runs_before * RUN_SEQS",
+        f"{SESSION}/test_begun_again.py::"
+        "test_an_exchange_that_goes_on_after_a_person_was_asked_goes_on_with_its_numbers",
+    ),
+    Mutant(
         "joined fragments lose text",
         "agentic_backend/session/stream.py",
         'return "".join(self._texts[start:end])',

@@ -11,7 +11,7 @@ from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.errors import TurnBroken
 
 Event = Mapping[str, Any]
-_NATIVE_PASSING = frozenset({"accepted", "custom", "message", "sources", "thought"})
+_NATIVE_PASSING = frozenset({"accepted", "custom", "message", "restarted", "sources", "thought"})
 _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
 
@@ -96,6 +96,11 @@ class _Timeline:
             self.gaps_ms.append((now - self.last_token_at) * 1000)
         self.last_token_at = now
 
+    def note_restart(self) -> None:
+        """What was read of the turn is replaced by what follows, so its tokens are timed anew."""
+        self.first_token_at = self.last_token_at = None
+        self.gaps_ms = array("d")
+
     def note_final(self, event: Event) -> None:
         """Store the final. Raises `TurnBroken` if it is not a success."""
         messages = _check_final(event)
@@ -106,13 +111,14 @@ class _Timeline:
 class CompatibleTurn(_Timeline):
     """session?, stream…, final. A token is a whole assistant message with text; the echo of the user's is not one.
 
-    Messages that name another session or exchange are cross-talk.
+    Messages that name another session or exchange are cross-talk. The question once more is a turn that runs again.
     """
 
     def __init__(self, session_id: str = "", exchange_id: str = "") -> None:
         super().__init__()
         self._session_id = session_id
         self._exchange_id = exchange_id
+        self._first_rank: int | None = None
         self._last_rank = -1
 
     def feed(self, event: Event, now: float) -> bool:
@@ -158,15 +164,18 @@ class CompatibleTurn(_Timeline):
 
     def _check_rank(self, message: object) -> None:
         rank = message.get("rank") if isinstance(message, dict) else None
-        if isinstance(rank, int):
-            if rank <= self._last_rank:
+        if isinstance(message, dict) and isinstance(rank, int):
+            if rank == self._first_rank and message.get("role") == "user":
+                self.note_restart()
+            elif rank <= self._last_rank:
                 raise TurnBroken("protocol_order", f"rank {rank} after {self._last_rank}")
+            self._first_rank = rank if self._first_rank is None else self._first_rank
             self._last_rank = rank
 
 
 class NativeTurn(_Timeline):
     """accepted, thought…, delta…, message…, custom…, sources?, final. A token is a delta; without deltas, an assistant
-    message. Reasoning is none."""
+    message. Reasoning is none. After `restarted`, anywhere, all that comes anew."""
 
     def __init__(self, exchange_id: str) -> None:
         super().__init__()
@@ -181,7 +190,7 @@ class NativeTurn(_Timeline):
         if kind == "error":
             code = event.get("code") or "unknown"
             raise TurnBroken(f"server_error_event({code})", str(event.get("message", "")), usable=True)
-        self._check_order(event)
+        self._take_place(event)
         if kind == "delta":
             if event.get("text"):
                 self.note_token(now)
@@ -199,13 +208,16 @@ class NativeTurn(_Timeline):
             raise TurnBroken("awaiting_human", "the agent asks for a human answer")
         raise TurnBroken("protocol_unknown_event", str(kind))
 
-    def _check_order(self, event: Event) -> None:
+    def _take_place(self, event: Event) -> None:
+        """Check where in the turn an event is, and whether it begins the turn anew."""
         exchange_id, seq = event.get("exchange_id"), event.get("seq")
         if exchange_id != self._exchange_id:
             raise TurnBroken("protocol_cross_talk", "an event of another exchange")
         if not isinstance(seq, int) or seq <= self.last_seq:
             raise TurnBroken("protocol_order", f"seq {seq!r} after {self.last_seq}")
         self.last_seq = seq
+        if event.get("type") == "restarted":
+            self.note_restart()
 
 
 def clock() -> float:

@@ -68,7 +68,7 @@ def only_run(start: Start) -> Start:
     if place == len(events):
         return start
     told = Turn(start.turn.ask)
-    told.continue_after(events[start.place - 1].seq if start.place else 0)
+    told.continue_after(events[start.place].seq - 1)
     for at in range(start.place, place):
         told.publish(events[at].payload)
     return Start(told, 0, start.behind)
@@ -80,15 +80,17 @@ def name_of(turn: Turn) -> str:
 
 
 def expect_turn(position: Position, turn: Turn) -> None:
-    """Raise Conflict for a position in another turn: the run can be sent from its beginning alone."""
-    if position.turn != name_of(turn):
+    """Raise Conflict for a position in another turn, or in what this one replaced: the run can be sent from its
+    beginning alone."""
+    replaced = turn.shown_from and position.seq < turn.events[turn.shown_from].seq
+    if replaced or position.turn != name_of(turn):
         raise Conflict(field="Last-Event-ID")
 
 
 def start_of_answer(turn: Turn, answer: dict[str, Any]) -> Start | None:
     """Where the run begins that this answer let go on; None where the turn has no such run."""
     asked_at, told = None, False
-    for place, payload in whole_events(turn.events):
+    for place, payload in whole_events(turn):
         if isinstance(payload, Awaiting) and payload.payload.get("checkpoint_id") == answer["checkpoint_id"]:
             asked_at = place
         told = told or (isinstance(payload, Whole) and is_decision(payload, answer))
@@ -100,7 +102,7 @@ def start_of_answer(turn: Turn, answer: dict[str, Any]) -> Start | None:
     if goes_on:
         # Of a run that begins again after a restart, what it had before the answer comes first.
         return Start(turn, turn.earlier, answer if turn.cut is not None else None)
-    return Start(turn, 0, answer)
+    return Start(turn, turn.shown_from, answer)
 
 
 def is_decision(whole: Whole, answer: dict[str, Any]) -> bool:

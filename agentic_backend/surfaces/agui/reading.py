@@ -1,7 +1,7 @@
 """A RunAgentInput as AG-UI's clients send it. A fault names its field: `messages[2].toolCallId`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -108,7 +108,7 @@ class RunInput:
     `question` is the user's last message, "" where the conversation ends with results of the client's tools; `given`
     what stands before it. `answer` is that of a person to the question of another run, which goes on then; else
     `question` or the results are there. `calls` and `taken` are the tool calls of the thread (`RunNames`), `snapshot`
-    the client's messages without those of this run, None where it has none of them.
+    the client's messages without those of this run, None where it has none of them. `body` is what was read.
     """
 
     thread_id: str
@@ -124,6 +124,12 @@ class RunInput:
     calls: dict[str, str]
     taken: frozenset[str]
     snapshot: list[dict[str, Any]] | None
+    body: bytes = field(repr=False, compare=False)
+
+    def messages_before(self) -> list[dict[str, Any]]:
+        """The client's messages as they stand before the run. Read again: hardly any run needs them."""
+        exchange_id, rank = (self.run_id, 0) if self.answer is None else (self.answer.exchange, self.answer.rank)
+        return _snapshot(loads(self.body)["messages"], exchange_id, rank)
 
 
 def read_input(body: bytes, max_message_chars: int) -> RunInput:
@@ -155,6 +161,7 @@ def read_input(body: bytes, max_message_chars: int) -> RunInput:
         calls=known_calls(ids),
         taken=frozenset(ids),
         snapshot=None if len(others) == len(read.messages) else _snapshot(raw["messages"], exchange_id, rank),
+        body=body,
     )
 
 

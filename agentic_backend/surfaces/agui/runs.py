@@ -109,13 +109,15 @@ def _names(run: RunInput, ask: Ask) -> RunNames:
         calls=run.calls,
         taken=run.taken,
         snapshot=run.snapshot,
+        messages_before=run.messages_before,
     )
 
 
 def _begin(registry: TurnRegistry, ask: Ask, run: RunInput) -> Start:
     """Start the run, or find it: an answer that was given before begins nothing, and what it began is there."""
     if run.answer is None:
-        return Start(registry.submit(ask), 0)
+        turn = registry.submit(ask)
+        return Start(turn, turn.shown_from)
     known = registry.find(ask.exchange_id, ask.user_id)
     found = _found(known, ask, run.answer.payload)
     if found is not None:

@@ -5,7 +5,7 @@ What a token costs is one formatting of bytes around its text.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from agentic_backend.session.stream import (
     CustomSaid,
     Failed,
     Payload,
+    Restarted,
     SessionChanged,
     TextDelta,
     ThoughtDelta,
@@ -45,7 +46,8 @@ class RunNames:
 
     `taken` are the ids of the tool calls that the client's thread has from other runs, `calls` the same by the ids that
     agents gave them. `rank` is the lowest that a message of this run may have. `snapshot` is sent at the beginning
-    where the client holds a part of this run already: its messages without that part.
+    where the client holds a part of this run already: its messages without that part. `messages_before` gives the same
+    for a turn that runs again in the middle of its stream.
     """
 
     thread_id: str
@@ -58,6 +60,7 @@ class RunNames:
     calls: Mapping[str, str] = field(default_factory=dict)
     taken: Collection[str] = ()
     snapshot: list[dict[str, Any]] | None = None
+    messages_before: Callable[[], list[dict[str, Any]]] = list
 
 
 class RunWriter:
@@ -69,6 +72,14 @@ class RunWriter:
         self._request_id = request_id
         self._started = False
         self._steps: list[str] = []
+        self._reasonings: list[str] = []
+        """The ids of all reasoning so far."""
+        self.ended = False
+        """Whether the run has its end."""
+        self._tell_nothing()
+
+    def _tell_nothing(self) -> None:
+        """As before the first message."""
         self._open = b""
         """The id of the text or the reasoning that is open, as JSON; empty where none is."""
         self._open_rank: int | None = None
@@ -81,9 +92,7 @@ class RunWriter:
         """The message to which the next tool calls belong."""
         self._calls: dict[str, deque[str]] = {}
         self._made: dict[str, str] = {}
-        self._taken = {*names.taken}
-        self.ended = False
-        """Whether the run has its end."""
+        self._taken = {*self._names.taken}
 
     def take(self, payload: Payload) -> list[bytes]:
         """The events of a payload, each a JSON object."""
@@ -94,6 +103,9 @@ class RunWriter:
         told: list[bytes] = []
         if isinstance(payload, Failed):
             self._fail(payload, told)
+            return told
+        if isinstance(payload, Restarted):
+            self._begin_again(told)
             return told
         self._start(told, queued=payload if isinstance(payload, Accepted) else None)
         if isinstance(payload, Whole):
@@ -141,7 +153,9 @@ class RunWriter:
 
     def _begin_thought(self, suffix: str, told: list[bytes]) -> None:
         self._close(told)
-        self._open, self._open_rank, self._thinks, self._parent = dumps(self._id(suffix)), None, True, None
+        name = self._id(suffix)
+        self._reasonings.append(name)
+        self._open, self._open_rank, self._thinks, self._parent = dumps(name), None, True, None
         told.append(b'{"type":"REASONING_START","messageId":%b}' % self._open)
         told.append(b'{"type":"REASONING_MESSAGE_START","messageId":%b,"role":"reasoning"}' % self._open)
 
@@ -174,6 +188,21 @@ class RunWriter:
             self._finish_steps(told)
             self._step(names.agent_id, told)
 
+    def _begin_again(self, told: list[bytes]) -> None:
+        """Take back what was told of the run, whose turn runs again. Nothing where it has not begun."""
+        if not self._started:
+            return
+        self._close(told)
+        self._finish_steps(told)
+        self._tell_nothing()
+        messages = self._names.messages_before()
+        # A client keeps reasoning that a snapshot does not have: so it gets it without its text.
+        known = {message.get("id") for message in messages}
+        for name in dict.fromkeys(self._reasonings):
+            if name not in known:
+                messages.append({"id": name, "role": "reasoning", "content": ""})
+        told.append(b'{"type":"MESSAGES_SNAPSHOT","messages":%b}' % dumps(messages))
+
     def _step(self, name: str, told: list[bytes]) -> None:
         self._steps.append(name)
         told.append(b'{"type":"STEP_STARTED","stepName":%b}' % dumps(name))
@@ -183,8 +212,8 @@ class RunWriter:
         self._steps.clear()
 
     def _whole(self, message: ChatMessage, told: list[bytes]) -> None:
-        if message.role == "user":
-            return
+        if message.role == "user" or message.rank < self._names.rank:
+            return  # the user's own; of a run that runs again, what stands before it
         if message.rank == self._open_rank:
             self._close(told)  # the text so far, which was not the answer
             return

@@ -43,6 +43,7 @@ from agentic_backend.session.stream import (
     Failed,
     HumanAnswer,
     Payload,
+    Restarted,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -419,6 +420,8 @@ def _said_of(payload: Payload) -> str | None:
     """What a client is told of an event that is no text of the answer; None for one of which it is told nothing."""
     if isinstance(payload, ThoughtDelta):
         return "Thinking"
+    if isinstance(payload, Restarted):
+        return "Starts again"
     if isinstance(payload, Whole) and payload.message.role == "assistant":
         calls = [part["name"] for part in payload.message.parts if part.get("type") == "tool_call"]
         return f"Calls {', '.join(map(str, calls))}" if calls else None

@@ -13,14 +13,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentic_backend.chat.sse import HEARTBEAT
-from agentic_backend.session.stream import Failed, Payload, Turn, TurnEvent
+from agentic_backend.session.stream import Failed, Payload, Restarted, Turn, TurnEvent
 from agentic_backend.surfaces.follow import Following
 from agentic_backend.surfaces.openai.errors import error_json, error_response
 from agentic_backend.surfaces.openai.telling import Failure, failure_of
 
 
 class Encoder(Protocol):
-    """Turns the events of one turn into those of a protocol."""
+    """Turns the events of one turn into those of a protocol. `over`: its end came before that of the turn."""
+
+    over: bool
 
     def opening(self) -> bytes:
         """What comes before the first event."""
@@ -39,6 +41,11 @@ class EncodedStream:
         self._encoder = encoder
         self._given = headers
         self._opened = False
+
+    @property
+    def over(self) -> bool:
+        """See `Writer`."""
+        return self._encoder.over
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
@@ -66,7 +73,7 @@ class WholeAnswer(Response):
         headers: Mapping[str, str],
         encode: Callable[[Sequence[Payload]], bytes | Failure],
     ) -> None:
-        """`begin` submits the ask, `encode` makes the document of all events of its turn."""
+        """`begin` submits the ask, `encode` makes the document of all events of its turn: those of its last run."""
         super().__init__()
         self._begin = begin
         self._given = headers
@@ -78,7 +85,7 @@ class WholeAnswer(Response):
         with Following(self._begin(), pace_s=math.inf) as following:
             on_gone(following.leave)
             try:
-                payloads = [event.payload async for event in following]
+                payloads = await _last_run(following)
             finally:
                 on_gone(None)
         if payloads and following.turn.ended:
@@ -89,6 +96,17 @@ class WholeAnswer(Response):
         if isinstance(encoded, Failure):
             return failed(encoded, self._given)
         return Response(encoded, 200, dict(self._given), "application/json")
+
+
+async def _last_run(following: Following) -> list[Payload]:
+    """The events of a turn, without those that it replaced when it ran again."""
+    payloads: list[Payload] = []
+    async for event in following:
+        if isinstance(event.payload, Restarted):
+            payloads.clear()
+        else:
+            payloads.append(event.payload)
+    return payloads
 
 
 def failed(failure: Failure, headers: Mapping[str, str]) -> Response:

@@ -6,11 +6,20 @@ A token costs the joining of four pieces: what all chunks of an answer share is 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentic_backend.session.stream import Awaiting, Cancelled, Failed, Payload, TextDelta, ThoughtDelta, Whole
+from agentic_backend.session.stream import (
+    Awaiting,
+    Cancelled,
+    Failed,
+    Payload,
+    Restarted,
+    TextDelta,
+    ThoughtDelta,
+    Whole,
+)
 from agentic_backend.session.stream import Final as Answered
 from agentic_backend.surfaces.openai.citations import Citation
 from agentic_backend.surfaces.openai.errors import error_json
-from agentic_backend.surfaces.openai.telling import End, Telling
+from agentic_backend.surfaces.openai.telling import BROKEN_OFF, End, Telling
 from backend_kit.wire import dumps
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -40,6 +49,9 @@ class Chunks:
 
     def __init__(self, completion: Completion, telling: Telling, *, include_usage: bool) -> None:
         """`include_usage` adds the chunk with the usage, and `usage` to all others, where it is null."""
+        self.over = False
+        """Whether the answer has its end before its turn: what was sent cannot be taken back when that runs again."""
+        self._said = False
         self._telling = telling
         self._include_usage = include_usage
         self._opening = b"data: %b" % dumps({**completion.head, "object": "chat.completion.chunk"})[:-1]
@@ -56,6 +68,7 @@ class Chunks:
     def encode(self, payload: Payload) -> bytes:
         """The chunks of an event; none for what this protocol has no place for."""
         if isinstance(payload, TextDelta):
+            self._said = True
             return b"%b%b%b" % (self._content, dumps(self._telling.text(payload)), self._close)
         if isinstance(payload, ThoughtDelta):
             return self._thought(self._telling.thought(payload.text))
@@ -63,6 +76,9 @@ class Chunks:
             return self._thought(self._telling.step(payload.message))
         if isinstance(payload, Answered | Awaiting | Cancelled | Failed):
             return self.end(self._telling.end(payload))
+        if isinstance(payload, Restarted) and self._said:
+            self.over = True
+            return self.end(End(failure=BROKEN_OFF))
         return b""
 
     def end(self, end: End) -> bytes:
@@ -80,7 +96,10 @@ class Chunks:
         return b"".join([*pieces, finish, self._spent(end.spent), DONE])
 
     def _thought(self, text: str) -> bytes:
-        return b"%b%b%b" % (self._reasoning, dumps(text), self._close) if text else b""
+        if not text:
+            return b""
+        self._said = True
+        return b"%b%b%b" % (self._reasoning, dumps(text), self._close)
 
     def _spent(self, spent: Mapping[str, Any] | None) -> bytes:
         if not self._include_usage or spent is None:

@@ -16,6 +16,7 @@ from agentic_backend.session.stream import (
     Cancelled,
     Failed,
     Payload,
+    Restarted,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -25,11 +26,12 @@ from agentic_backend.surfaces.openai.citations import Citation, citations_of
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_object import ResponseEnd, ResponseObject, Status, seconds_of
 from agentic_backend.surfaces.openai.steps import Calls, calls_of
-from agentic_backend.surfaces.openai.telling import Terminal, failure_of, finish_reason_of, spent_in
+from agentic_backend.surfaces.openai.telling import BROKEN_OFF, Terminal, failure_of, finish_reason_of, spent_in
 from backend_kit.wire import dumps
 
 OF_A_RERUN: Final = 1_000_000_000
-"""The first number of a turn that ran again after a restart: what it says is not what the first run said."""
+"""The first number of a turn's second run: what it says is not what the first run said. The third one begins at twice
+that, and so on."""
 _SERVER: Final = "turnwise"
 _NO_RANK: Final = -1
 """Of a text that is no message of the exchange."""
@@ -97,6 +99,8 @@ class ResponseEvents:
         """The whole response, once the turn has its end."""
         self._resource = resource
         self._page = page
+        self.over = False
+        """Whether its stream has its end before its turn: what was said cannot be taken back when that runs again."""
         self._next = first
         self._started = False
         self._behind = resource.name.rank
@@ -131,6 +135,9 @@ class ResponseEvents:
             if payload.rank == self._message.rank:
                 return [self._piece(self._message, payload.text)] if payload.text else []
         told: list[Event] = []
+        if isinstance(payload, Restarted):
+            self._begin_again(payload, told)
+            return told
         if not self._started:
             self._start(told)
         if isinstance(payload, TextDelta):
@@ -161,6 +168,17 @@ class ResponseEvents:
         said = dumps({"response": response})
         for kind in ("response.created", "response.in_progress"):
             self._append(told, kind, said)
+
+    def _begin_again(self, payload: Restarted, told: list[Event]) -> None:
+        """The turn runs again. A stream that has said nothing goes on, with the numbers of that run."""
+        if not self._started:
+            return
+        if self._output:
+            self.over = True
+            self._tell(told, "error", code=BROKEN_OFF.code, message=BROKEN_OFF.message, param=None)
+            return
+        self._next = self._next % OF_A_RERUN + OF_A_RERUN * max(1, payload.runs_before)
+        self._behind = self._resource.name.rank
 
     def _tell(self, told: list[Event], kind: str, **fields: Any) -> None:
         self._append(told, kind, dumps(fields))

@@ -47,7 +47,7 @@ class Part:
     def as_it_is(self, page: str) -> dict[str, Any]:
         """The response as far as its turn is."""
         events, waits = self.events(page), True
-        for place, payload in whole_events(self.turn.events):
+        for place, payload in whole_events(self.turn):
             if place >= self.place:
                 waits = waits and is_waiting(payload)
                 events.take(payload)
@@ -118,7 +118,7 @@ def part_of(turn: Turn, name: ResponseId, *, told: bool = False) -> Part | None:
     end, answered = _end(turn, place)
     asked = _asked(turn, said)
     if end is None and not answered:
-        return Part(name, asked, turn, place, OF_A_RERUN if turn.restarted else 0)
+        return Part(name, asked, turn, place, _first_of(turn))
     if end is None or end < len(turn.events):
         # The exchange has gone on: this response alone, as a turn that has ended with it.
         first = None if told or turn.restarted else 0
@@ -128,12 +128,12 @@ def part_of(turn: Turn, name: ResponseId, *, told: bool = False) -> Part | None:
 
 def _begin(turn: Turn, rank: int | None) -> tuple[int, ChatMessage | None] | None:
     """Where the response begins, and the user's message with which it does, if that has been published."""
-    messages = [(place, payload.message) for place, payload in whole_events(turn.events) if isinstance(payload, Whole)]
+    messages = [(place, payload.message) for place, payload in whole_events(turn) if isinstance(payload, Whole)]
     if rank is None:
         if not messages:
-            return (0, None) if turn.ask.human is None else None
+            return (turn.shown_from, None) if turn.ask.human is None else None
         _, first = messages[0]
-        return (0, first) if (first.role, first.channel) == ("user", "final") else None
+        return (turn.shown_from, first) if (first.role, first.channel) == ("user", "final") else None
     decisions = [(place, one) for place, one in messages if _is_decision(one)]
     for place, decided in decisions:
         if decided.rank == rank:
@@ -145,7 +145,7 @@ def _begin(turn: Turn, rank: int | None) -> tuple[int, ChatMessage | None] | Non
 def _end(turn: Turn, start: int) -> tuple[int | None, bool]:
     """The index behind the last event of the response, None where it has none yet; and whether, instead, another
     answer of a person follows, as in history: then its index is that of the answer."""
-    for place, payload in whole_events(turn.events):
+    for place, payload in whole_events(turn):
         if place > start and isinstance(payload, Whole) and _is_decision(payload.message):
             return place, True
         if place >= start and isinstance(payload, Terminal):
@@ -177,13 +177,19 @@ def _first_number(turn: Turn, place: int, *, told: bool) -> int | None:
     messages = () if isinstance(end, Awaiting) else getattr(end, "messages", ())
     extras: Mapping[str, Any] = (messages[-1].metadata.get("extras") or {}) if messages else {}
     again = extras.get("restarted") is True
+    first = OF_A_RERUN * extras.get("restarts", 1) if again else 0
     if not told and (again or not turn.restarted):
-        return OF_A_RERUN if again else 0
+        return first
     if not messages or "interrupted_by" in extras:
         return None
     if "thinking_ms" in extras and "late_thoughts" not in extras and not _keeps_reasoning(turn, place):
         return None
-    return OF_A_RERUN if again else 0
+    return first
+
+
+def _first_of(turn: Turn) -> int:
+    """The number of the first event of a response that has no end yet."""
+    return OF_A_RERUN * max(1, turn.runs_before) if turn.restarted else 0
 
 
 def _keeps_reasoning(turn: Turn, start: int) -> bool:
@@ -191,7 +197,7 @@ def _keeps_reasoning(turn: Turn, start: int) -> bool:
         place >= start
         and isinstance(payload, Whole)
         and (payload.message.metadata.get("extras") or {}).get("reasoning")
-        for place, payload in whole_events(turn.events)
+        for place, payload in whole_events(turn)
     )
 
 

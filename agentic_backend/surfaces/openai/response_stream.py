@@ -24,6 +24,11 @@ class ResponseStream:
         self._after = after
 
     @property
+    def over(self) -> bool:
+        """See `StreamWriter`."""
+        return self._events.over
+
+    @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """See `StreamWriter`."""
         return [(name.lower().encode(), value.encode()) for name, value in self._given.items()]

@@ -289,7 +289,7 @@ async def input_items(services: DoorServices, request: Request, identity: Identi
     if order not in ("asc", "desc"):
         raise Refused("order must be asc or desc.", "order", "invalid_value")
     part = await _found(services, request, identity, response_id)
-    messages = (payload.message for _, payload in whole_events(part.turn.events) if isinstance(payload, Whole))
+    messages = (payload.message for _, payload in whole_events(part.turn) if isinstance(payload, Whole))
     said = next((message for message in messages if message.role == "user"), None)
     items = [item for one in part.requested.before or () for item in _item(one)]
     items += _question(said) if said is not None else []

@@ -13,7 +13,7 @@ from agentic_backend.surfaces.openai.citations import Citation, citations_of
 from agentic_backend.surfaces.openai.errors import CANCELLED, status_of, their_code
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.steps import Calls, calls_of, step_in_words
-from backend_kit.wire import CODES
+from backend_kit.wire import CODES, Code, message_for
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 _REASONS: Final[dict[str, FinishReason]] = {
@@ -36,6 +36,12 @@ class Failure:
     param: str | None = None
     retryable: bool = False
     retry_after_s: float | None = None
+
+
+BROKEN_OFF: Final = Failure(
+    status_of(Code.DRAINING), their_code(Code.DRAINING), message_for(Code.DRAINING), retryable=True
+)
+"""The end of a stream that had said something when its turn began to run again: nothing of that run goes behind it."""
 
 
 @dataclass(frozen=True, slots=True)

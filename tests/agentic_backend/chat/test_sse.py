@@ -10,7 +10,7 @@ from starlette.requests import Request
 from agentic_backend.chat import frames, sse
 from agentic_backend.chat.dialects import begin_turn
 from agentic_backend.errors import BadRequest, MessageTooLong, UnknownType
-from agentic_backend.session.stream import Failed
+from agentic_backend.session.stream import RUN_SEQS, Failed, Restarted
 from backend_kit.auth import Identity
 from backend_kit.wire import Code
 from tests.agentic_backend.chat.told_hub import RULES, accept, delta, finish, told_hub, until
@@ -209,6 +209,38 @@ async def test_a_writer_that_fails_ends_its_stream_and_is_logged():
         assert not turn.followed
         finish(turn)
     assert [type(failure) for failure in failures] == [LookupError]
+
+
+class Brief(sse.NativeWriter):
+    """A writer that ends its stream before the turn."""
+
+    def __init__(self):
+        self.over = False
+
+    def write(self, turn, event):
+        self.over = isinstance(event.payload, Restarted)
+        return super().write(turn, event)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_writer_may_end_its_stream_while_the_turn_goes_on(takes):
+    async with told_hub() as it:
+        reader = WrittenReader(it, Brief())
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        if not takes:
+            reader.takes.clear()
+        delta(turn, "one")
+        turn.begin_again(1)
+        accept(turn)
+        reader.takes.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.ended.wait()
+        assert reader.events == ["id: 1", "id: 2", f"id: {RUN_SEQS + 1}"]
+        assert not turn.followed
+        assert not turn.ended
+        finish(turn)
 
 
 async def test_what_is_left_out_breaks_no_silence():

@@ -10,7 +10,19 @@ from agentic_backend.errors import NotAwaiting
 from agentic_backend.events import ChatMessage, Delta, text_part
 from agentic_backend.session.admission import TurnLimits
 from agentic_backend.session.models import AskRecord, Rerun
-from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, HumanAnswer, Whole
+from agentic_backend.session.stream import (
+    RUN_SEQS,
+    Accepted,
+    Ask,
+    Awaiting,
+    Cancelled,
+    Failed,
+    Final,
+    HumanAnswer,
+    Restarted,
+    TextDelta,
+    Whole,
+)
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import Restart
 from agentic_backend.testing import USER, MemoryStorage
@@ -99,9 +111,18 @@ async def test_a_cut_off_turn_runs_again_by_itself_in_its_place(storage, tasks):
     assert process.ask("e1", "why?") is turn
     assert process.registry.resume(SESSION.id, "e1", USER) is turn
     assert turn.after(7) == 0
+    # All of it is above whatever the run before had, and the first says that it replaces that.
+    assert [(event.seq - RUN_SEQS, type(event.payload)) for event in turn.events] == [
+        (1, Restarted),
+        (2, Accepted),
+        (3, Whole),
+        (4, TextDelta),
+    ]
+    assert turn.after(RUN_SEQS + 2) == 2
     agents.gate.set()
     final = await ended(turn)
     assert isinstance(final, Final)
+    assert sum(isinstance(event.payload, Final) for event in turn.events) == 1
     (run,) = agents.runs
     assert (run.message, run.runtime_context, run.language, run.model) == ("why?", context, "fr", "large")
     assert (run.restarted, run.credentials, run.resume) == (True, None, None)
@@ -246,6 +267,28 @@ async def test_without_room_it_is_left_and_may_be_asked_again(storage, tasks):
     assert isinstance(await ended(process.ask("e1")), Final)
 
 
+async def test_one_that_has_run_again_and_asks_a_person_goes_on_with_its_numbers_and_runs_again_above_them(
+    storage, tasks
+):
+    await cut(storage, tasks, Hosted("from_checkpoint"))
+    agents = Hosted("from_checkpoint")
+    agents.asks = True
+    process = EchoProcess(storage, tasks, agents=agents)
+    process.begin_again()
+    asked = process.registry.find("e1", USER)
+    assert isinstance(await ended(asked), Awaiting)
+    waited = asked.events[-1].seq
+    assert waited > RUN_SEQS
+    assert extras_of(storage.history()[-1])["awaiting"]["seq"] == waited
+    storage.left_over.append(await continued(storage, tasks, "from_checkpoint"))
+    process = EchoProcess(storage, tasks, agents=(agents := Hosted("from_checkpoint")))
+    process.begin_again()
+    turn = process.registry.find("e1", USER)
+    agents.gate.set()
+    assert isinstance(await ended(turn), Final)
+    assert (turn.events[0].seq, type(turn.events[0].payload)) == (2 * RUN_SEQS + 1, Restarted)
+
+
 async def test_it_waits_for_a_database_that_goes_away(storage, tasks):
     await cut(storage, tasks)
     agents = Hosted()
@@ -269,7 +312,9 @@ async def test_one_that_had_ended_is_told_and_not_run(storage, tasks):
     final = await ended(before.ask("e1"))
     process = EchoProcess(storage, tasks, agents=(agents := Hosted()))
     process.begin_again()
-    assert (await ended(process.registry.find("e1", USER))).messages == final.messages
+    told = process.registry.find("e1", USER)
+    assert (await ended(told)).messages == final.messages
+    assert (told.events[0].seq, type(told.events[0].payload)) == (1, Accepted)
     await ticks()
     assert (agents.runs, [dropped.user_message for dropped in storage.dropped]) == ([], [record.user_message])
 
@@ -350,7 +395,8 @@ async def test_what_a_person_had_let_continue_goes_on_from_its_checkpoint(storag
     told = [event.payload.message for event in turn.events if isinstance(event.payload, Whole)]
     assert tuple(told) == final.messages[: len(told)]
     assert [message.role for message in told[:1]] == ["user"]
-    assert turn.events[0].seq > 1
+    assert [type(event.payload) for event in turn.events][:2] == [Restarted, Accepted]
+    assert turn.events[0].seq == RUN_SEQS + 1
 
 
 async def test_an_exchange_that_ran_again_after_a_person_s_answer_and_had_ended_is_told(storage, tasks):
@@ -381,7 +427,8 @@ async def test_one_of_an_agent_that_is_gone_is_left(storage, tasks):
     process.begin_again()
     turn = process.registry.find("e1", USER)
     end = await ended(turn)
-    assert [type(event.payload) for event in turn.events][1:] == [Whole, Cancelled]
+    assert [type(event.payload) for event in turn.events] == [Accepted, Whole, Cancelled]
+    assert turn.events[0].seq == 1  # nothing runs again
     assert not isinstance(end, Failed)
 
 

@@ -63,6 +63,33 @@ def test_native_tokens_are_deltas() -> None:
     assert list(turn.gaps_ms) == [500.0]
 
 
+def test_a_turn_that_runs_again_is_one_turn_whose_tokens_come_anew() -> None:
+    turn = NativeTurn("e")
+    assert not turn.feed(native("accepted", 1), 1.0)
+    for seq, at in ((3, 2.0), (4, 2.5)):
+        assert not turn.feed(native("delta", seq, rank=1, channel="final", text="a"), at)
+    assert not turn.feed(native("restarted", 1_000_001), 60.0)
+    assert turn.first_token_at is None
+    assert not turn.feed(native("accepted", 1_000_002), 60.0)
+    for seq, at in ((1_000_004, 61.0), (1_000_005, 61.25)):
+        assert not turn.feed(native("delta", seq, rank=1, channel="final", text="b"), at)
+    with pytest.raises(TurnBroken, match="seq 5 after 1000005"):
+        turn.feed(native("delta", 5, rank=1, channel="final", text="a"), 61.5)
+    assert turn.feed(native("final", 1_000_006, messages=FINAL["messages"]), 62.0)
+    assert (turn.first_event_at, turn.first_token_at, list(turn.gaps_ms)) == (1.0, 61.0, [250.0])
+
+
+def test_a_compatible_turn_that_runs_again_has_its_question_twice() -> None:
+    turn = CompatibleTurn()
+    question, step = {**message("user"), "rank": 4}, {**message("assistant"), "rank": 5, "channel": "thought"}
+    for at in (1.0, 60.0):
+        assert not turn.feed({"type": "stream", "message": question}, at)
+        assert not turn.feed({"type": "stream", "message": step}, at + 0.5)
+    with pytest.raises(TurnBroken, match="rank 5 after 5"):
+        turn.feed({"type": "stream", "message": step}, 61.0)
+    assert (turn.first_token_at, list(turn.gaps_ms)) == (60.5, [])
+
+
 def test_reasoning_and_what_an_agent_says_beside_its_answer_are_no_tokens() -> None:
     kept = message("assistant", "Hm.", extras={"reasoning": True, "thinking_ms": 2.5})
     turn = NativeTurn("e")

@@ -109,3 +109,22 @@ def _asks_again():
 def test_a_run_that_is_not_over_is_followed_as_it_is():
     turn = turn_of(*plain_run()[:3])
     assert only_run(Start(turn, 0)) == Start(turn, 0)
+
+
+def test_a_turn_that_runs_again_is_looked_for_from_there_and_keeps_its_numbers():
+    turn = turn_of(Accepted(), decided(YES), TextDelta(3, "final", "Half of"), human=YES, before=asking())
+    turn.begin_again(1)
+    for payload in (
+        Accepted(),
+        question(),
+        decided(YES),
+        awaiting({"question": "And?", "checkpoint_id": "k:2"}, rank=3),
+    ):
+        turn.publish(payload)
+    start = start_of_answer(turn, YES)
+    assert start == Start(turn, turn.shown_from)
+    on = turn_of(Accepted(), human={**YES, "checkpoint_id": "k:2"}, before=turn)
+    start = start_of_answer(on, YES)
+    assert start == Start(on, on.shown_from, YES)
+    alone = only_run(start).turn
+    assert [event.seq for event in alone.events] == [turn.events[at].seq for at in range(turn.shown_from, 11)]

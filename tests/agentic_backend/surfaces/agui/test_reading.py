@@ -119,6 +119,8 @@ def test_what_a_client_has_of_the_run_is_taken_out():
     run = read(USER, *own)
     assert (run.question, run.given, run.taken) == ("Hello", (), frozenset())
     assert run.snapshot == [USER, {"id": "r1.1", "role": "reasoning", "content": ""}]
+    assert run.messages_before() == run.snapshot
+    assert read(USER).messages_before() == [USER]
     assert read(USER, {"id": "r2.1", "role": "assistant", "content": "x"}, {**USER, "id": "v"}).snapshot is None
 
 
@@ -130,7 +132,7 @@ def test_an_answer_is_read_with_what_the_client_has_of_the_run_behind_it():
     run = read(USER, before, behind, resume=[entry])
     assert run.answer is not None
     assert (run.answer.exchange, run.question, run.given) == ("e1", "", ())
-    assert run.snapshot == [USER, before]
+    assert run.snapshot == run.messages_before() == [USER, before]
     assert run.calls == {"c1": "c1~2"}
 
 

@@ -5,17 +5,19 @@ import random
 
 import pytest
 
+from agentic_backend.errors import Conflict
 from agentic_backend.session.stream import (
     Accepted,
     Cited,
     CustomSaid,
     Failed,
+    Restarted,
     SessionChanged,
     TextDelta,
     ThoughtDelta,
     Whole,
 )
-from agentic_backend.surfaces.agui.places import Position
+from agentic_backend.surfaces.agui.places import Position, Start
 from agentic_backend.surfaces.agui.writing import RunNames, is_own
 from backend_kit.wire import Code
 from tests.agentic_backend.surfaces.agui.turns import (
@@ -339,3 +341,67 @@ def test_any_run_has_an_order_that_clients_take_and_can_be_cut_at_every_event(se
             rest = streamed(turn, Position.read(position), sizes=rng.choice([1, 2, 10_000]))
             told = [event for _, event in [*sent[: number + 1], *rest]]
             assert json.dumps(joined(told)) == json.dumps(joined(event for _, event in whole)), position
+
+
+def test_a_run_again_takes_back_what_was_told_in_the_middle_of_it():
+    asked = {"id": "u1", "role": "user", "content": "Hello"}
+    names = RunNames("t", "e1", None, "Georges", "s", "e1", messages_before=lambda: [dict(asked)])
+    half = [
+        Accepted(),
+        question(),
+        ThoughtDelta("Hm."),
+        called(1, ("c", "add")),
+        came(2, ("c", "3")),
+        TextDelta(9, "final", "Half of"),
+    ]
+    whole = [ThoughtDelta("Aha."), called(1, ("c", "add")), came(2, ("c", "4"))]
+    events = written(*half, Restarted(1), *plain_run(*whole), names=names)
+    order = Order()
+    for event in events:
+        order.see(event)
+    assert order.ended
+    at = [event["type"] for event in events].index("MESSAGES_SNAPSHOT")
+    # A client keeps reasoning that a snapshot leaves out.
+    assert events[at]["messages"] == [asked, {"id": "e1.0t1", "role": "reasoning", "content": ""}]
+    assert short(events[:at])[-2:] == [("TEXT_MESSAGE_END", "e1.9"), ("STEP_FINISHED", "Georges")]
+    # What follows is what a client hears that comes now, without the beginning of the run.
+    assert events[at + 1 :] == written(*plain_run(*whole), names=names)[1:]
+
+
+def test_a_run_again_before_the_run_has_begun_is_the_run():
+    assert written(Restarted(1), *plain_run()) == written(*plain_run())
+
+
+def test_a_run_again_in_the_queue_waits_there_no_longer():
+    events = short(written(Accepted(1), Restarted(1), *plain_run()))
+    assert events[:5] == [
+        ("RUN_STARTED",),
+        ("STEP_STARTED", "queued"),
+        ("STEP_FINISHED", "queued"),
+        ("MESSAGES_SNAPSHOT",),
+        ("STEP_STARTED", "Georges"),
+    ]
+
+
+def test_a_run_again_after_a_persons_answer_tells_nothing_of_what_stands_before_it():
+    names = RunNames("t", "r2", None, "Georges", "s", "e1", rank=2)
+    earlier = message(1, "assistant", "thought", "So")
+    before = [Accepted(), TextDelta(9, "final", "Ha")]
+    events = written(*before, Restarted(1), Accepted(), question(), Whole(earlier), *plain_run()[2:], names=names)
+    at = [event["type"] for event in events].index("MESSAGES_SNAPSHOT")
+    assert events[at + 1 :] == written(*plain_run(), names=names)[1:]
+
+
+def test_a_position_in_what_was_replaced_is_refused_and_one_behind_it_goes_on():
+    turn = turn_of(*plain_run()[:2], TextDelta(9, "final", "Half of"))
+    (*_, (half, _)) = streamed(turn)
+    turn.begin_again(1)
+    for payload in plain_run():
+        turn.publish(payload)
+    start = Start(turn, turn.shown_from)
+    with pytest.raises(Conflict):
+        streamed(turn, Position.read(half), start)
+    whole = streamed(turn, start=start)
+    assert short(event for _, event in whole) == [*BEGUN, *SAID, *ENDED]
+    for number, (position, _) in enumerate(whole[:-1], 1):
+        assert streamed(turn, Position.read(position), start) == whole[number:]

@@ -12,6 +12,7 @@ from agentic_backend.session.stream import (
     CustomSaid,
     Failed,
     Final,
+    Restarted,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -226,3 +227,40 @@ def test_what_this_protocol_has_no_place_for_is_left_out():
 @pytest.mark.parametrize("text", ['"\\\n\u2028', "é🙂", "\x01"])
 def test_any_text_is_one_line_of_json(text):
     assert text_of("content", deltas(*said(text), final(text))) == text
+
+
+BEGIN_AGAIN = (Restarted(1), Accepted())
+
+
+def test_a_turn_that_runs_again_before_it_has_said_anything_is_told_as_any_other():
+    asked = step(0, "user", "final", text_part("What?"))
+    run = (asked, *said("Hi"), final("Hi"))
+    assert frames(Accepted(2), asked, *BEGIN_AGAIN, *run) == frames(*BEGIN_AGAIN, *run) == frames(Accepted(), *run)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        said("Half of"),
+        [ThoughtDelta("Hm.")],
+        [step(1, "assistant", "tool_call", call_part("c", "search", {"q": 1}, ""))],
+    ],
+    ids=["text", "reasoning", "step"],
+)
+def test_what_was_said_is_not_continued_with_another_run(before):
+    chunks = Chunks(Completion("chatcmpl-1", "Rico", 5), Telling(PAGE), include_usage=True)
+    for payload in (Accepted(), *before):
+        chunks.encode(payload)
+        assert not chunks.over
+    end = chunks.encode(Restarted(1))
+    assert chunks.over
+    assert end.endswith(DONE)
+    (error,) = end.removesuffix(DONE).decode().strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: ")) == {
+        "error": {
+            "message": "The service is restarting. Try again.",
+            "type": "server_error",
+            "param": None,
+            "code": "draining",
+        }
+    }

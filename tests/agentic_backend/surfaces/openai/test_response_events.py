@@ -13,10 +13,11 @@ from agentic_backend.session.stream import (
     CustomSaid,
     Failed,
     Final,
+    Restarted,
     TextDelta,
     ThoughtDelta,
 )
-from agentic_backend.surfaces.openai.response_events import ResponseEvents
+from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
 from agentic_backend.surfaces.openai.response_ids import ResponseId
 from agentic_backend.surfaces.openai.response_object import Requested, ResponseObject
 from backend_kit.wire import Code, dumps
@@ -294,3 +295,43 @@ def test_of_too_much_it_is_noted_that_it_was_too_much():
     assert (noted.before, noted.instructions) == (None, "Be brief.")
     noted = Requested.noted(Requested("Georges", 5, instructions="x" * 70_000).note()["response"])
     assert (noted.before, noted.instructions) == ((), None)
+
+
+RUN = (Accepted(), QUESTION, *said("Hi"), final("Hi"))
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_run_again_before_anything_was_said_goes_on_with_the_numbers_of_that_run(runs):
+    whole = told(Restarted(runs), *RUN, first=runs * OF_A_RERUN)
+    assert [event["type"] for event in whole] == [event["type"] for event in told(*RUN)]
+    events = told(Accepted(2), QUESTION, Restarted(runs), *RUN)
+    assert events == [*told(Accepted(2)), *whole[2:]]
+    assert [event["sequence_number"] for event in events[:3]] == [0, 1, runs * OF_A_RERUN + 2]
+
+
+@pytest.mark.parametrize("before", [said("Half of"), [ThoughtDelta("Hm.")], [called(1, "c")]])
+def test_what_was_said_ends_with_an_error_where_the_turn_runs_again(before):
+    events = ResponseEvents(ResponseObject(NAME, REQUESTED), PAGE)
+    for payload in (Accepted(), QUESTION, *before):
+        events.take(payload)
+    number = events.last + 1
+    (end,) = events.take(Restarted(1))
+    assert events.over
+    kind, data = end.frame().decode().strip().split("\n")
+    assert kind == "event: error"
+    assert json.loads(data.removeprefix("data: ")) == {
+        "type": "error",
+        "sequence_number": number,
+        "code": "draining",
+        "message": "The service is restarting. Try again.",
+        "param": None,
+    }
+
+
+def test_a_response_to_a_persons_answer_leaves_out_again_what_stands_before_it():
+    name = ResponseId(NAME.session_id, NAME.exchange_id, 2)
+    decided = step(2, "user", "observation", text_part("Yes"))
+    earlier = step(1, "assistant", "thought", text_part("So."))
+    on = (Accepted(), QUESTION, earlier, decided, *said("Hi", rank=3), final("Hi", rank=3))
+    events = told(Accepted(), decided, Restarted(1), *on, name=name)
+    assert [event["delta"] for event in events if event["type"] == "response.output_text.delta"] == ["Hi"]

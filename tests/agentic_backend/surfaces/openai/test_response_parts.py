@@ -178,3 +178,36 @@ def test_numbers_that_are_not_there_are_refused():
         with pytest.raises(CannotNow) as refused:
             of.behind(after, PAGE)
         assert (refused.value.field, refused.value.their_code) == ("starting_after", "events_renumbered")
+
+
+def test_of_a_turn_that_runs_again_the_last_run_counts():
+    turn = turn_of(Accepted(), Whole(QUESTION), TextDelta(1, "final", "Half of"))
+    part = part_of(turn, FIRST)
+    assert part.behind(2, PAGE)[0] == 2
+    for runs in (1, 2):
+        turn.begin_again(runs)
+        turn.publish(Accepted())
+        turn.publish(Whole(QUESTION))
+        part = part_of(turn, FIRST)
+        assert (part.requested.model, part.place) == ("first", turn.shown_from)
+        assert (part.first, texts(part)) == (runs * OF_A_RERUN, [])
+        with pytest.raises(CannotNow):
+            part.behind(2, PAGE)
+        turn.publish(TextDelta(1, "final", "Do"))
+        place, events = part.behind(part.first + 5, PAGE)
+        assert (turn.events[place].payload, events.last) == (TextDelta(1, "final", "Do"), part.first + 1)
+    for payload in ended(1, restarted=True, restarts=2):
+        turn.publish(payload)
+    part = part_of(turn, FIRST)
+    assert (texts(part), part.first) == (["Done."], 2 * OF_A_RERUN)
+    assert numbers(QUESTION, answer(1, restarted=True, restarts=2)) == 2 * OF_A_RERUN
+
+
+def test_a_run_again_after_a_persons_answer_tells_both_responses_anew():
+    turn = turn_of(Accepted(), Whole(DECIDED), human={"text": "Yes"}, before=first_turn())
+    turn.begin_again(1)
+    for payload in (Accepted(), Whole(QUESTION), Whole(THOUGHT), Whole(DECIDED), *ended(restarted=True)):
+        turn.publish(payload)
+    first, second = part_of(turn, FIRST), part_of(turn, SECOND)
+    assert (texts(first), first.first) == (["So.", "Publish?"], None)
+    assert (texts(second), second.first) == (["Done."], OF_A_RERUN)
