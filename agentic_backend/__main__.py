@@ -12,9 +12,9 @@ from backend_kit.process import arguments, configure, heavy_imports
 def main() -> int:
     """Serve until a signal ends it.
 
-    Exit codes: 0 drained, 1 forced or the agents could not be tried, 2 bad configuration, a model, an agent or spool
-    directory that cannot be used or a taken port, 3 another process has the spool directory or the database (after a
-    wait of up to 10 s at the start; after a drain if detected later).
+    Exit codes: 0 drained, 1 forced or the agents could not be tried, 2 bad configuration, a model, an agent, spool
+    directory or pooler that cannot be used or a taken port, 3 another process has the spool directory or the database
+    (after a wait of up to 10 s at the start). What is detected later comes after a drain.
     """
     options = arguments("agentic_backend", "The agentic service.").parse_args()
     settings = configure(AgenticSettings, check=False)
@@ -24,13 +24,14 @@ def main() -> int:
     if code != 0 or options.check:
         return code
     from agentic_backend.spool.claim import EXIT_TAKEN, DatabaseTaken, take
+    from agentic_backend.spool.pooler import PoolerUnusable
     from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
 
     try:
         sock = listen(settings.app.address, settings.app.port)
         possessions = take(settings)
-    except (CannotListen, SpoolUnusable) as error:
+    except (CannotListen, SpoolUnusable, PoolerUnusable) as error:
         logging.getLogger(__name__).critical("%s", error)
         return 2
     except (SpoolTaken, DatabaseTaken) as error:

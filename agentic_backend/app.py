@@ -37,7 +37,7 @@ from agentic_backend.session.turn import TurnRunner
 from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
 from agentic_backend.session.unkept import unkept_turns
 from agentic_backend.settings import AgenticSettings
-from agentic_backend.spool.claim import EXIT_TAKEN, Possessions
+from agentic_backend.spool.claim import Possessions
 from agentic_backend.surfaces.services import DoorServices, McpSessions
 from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
@@ -156,7 +156,7 @@ class AgenticService(Service[AgenticSettings, State]):
         """`possessions` is what the process took at its start; `end` begins the drain, as a signal does."""
         self._parts = parts or Parts()
         super().__init__(settings, freeze_gc=settings.server.gc_freeze, waits=self._parts.keys)
-        self.disowned = False
+        self.given_up: int | None = None
         self._possessions = possessions
         self._end = end
         self.app = self._make_app(
@@ -187,9 +187,9 @@ class AgenticService(Service[AgenticSettings, State]):
         left = await state.persistence.flush(_FLUSH_S)
         logger.info("drain 5/5: history flushed, %d records left", left)
 
-    def _give_way(self) -> None:
-        """Drain because another process has the database, and set the exit code for that."""
-        self.disowned = True
+    def _give_up(self, exit_code: int) -> None:
+        """Drain because the database is not to be had, and set the exit code for that."""
+        self.given_up = exit_code
         self._end()
 
     def _hindrance(self, state: State) -> str | None:
@@ -362,7 +362,7 @@ class AgenticService(Service[AgenticSettings, State]):
             kpi=kpi,
             metrics=metrics,
             tasks=tasks,
-            on_taken=self._give_way,
+            give_up=self._give_up,
             possessions=self._possessions,
             clock=self._parts.clock,
         )
@@ -411,7 +411,7 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
             drain_limit_s=settings.deadlines.drain_s + 15.0,
         ),
     )
-    return EXIT_TAKEN if service.disowned else code
+    return code if service.given_up is None else service.given_up
 
 
 def _publish_turns(state: State) -> None:

@@ -68,10 +68,10 @@ class Persistence:
     `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` decides which instance runs a turn
     (Leases; None for a single instance); `agents`, `attachments`, `feedback` and `figures` are named for their ports.
     `on_state` gets each state of connecting to the database; after `refused` the service can never become ready and
-    should end, as it should when `on_taken` is called because another process has the database. `possessions` is what
-    this process took at its start. Construct it on the event loop: it counts what an earlier process left in the spool,
-    and writes that to Postgres in the background. `spool` and `database` create the two places that are written to;
-    `clock` (monotonic, seconds) measures how long a session has been unused here.
+    should end, as it should when `give_up` is called with the exit code, because it can have no claim on the database
+    (`Owner`). `possessions` is what this process took at its start. Construct it on the event loop: it counts what an
+    earlier process left in the spool, and writes that to Postgres in the background. `spool` and `database` create the
+    two places that are written to; `clock` (monotonic, seconds) measures how long a session has been unused here.
 
     Raises `SpoolTaken` or `SpoolUnusable`.
     """
@@ -84,7 +84,7 @@ class Persistence:
         metrics: AgenticMetrics,
         tasks: TaskRegistry,
         on_state: Callable[[DatabaseState], None] | None = None,
-        on_taken: Callable[[], None] = lambda: None,
+        give_up: Callable[[int], None] = lambda _exit_code: None,
         possessions: Possessions | None = None,
         rules: PersistenceRules | None = None,
         spool: Callable[..., Spool] = Spool,
@@ -98,7 +98,7 @@ class Persistence:
         self.state = DatabaseState("connecting")
         self.database = database(settings.storage.postgres, metrics)
         claim = possessions.database
-        self.owner = Owner(settings.storage.postgres, shared=many, on_taken=on_taken, claim=claim)
+        self.owner = Owner(settings.storage.postgres, shared=many, give_up=give_up, claim=claim)
         self.spool: Spool | None = None
         if chosen.ack == "spool":
             on_commit = metrics.spool_commit.observe

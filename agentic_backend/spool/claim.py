@@ -3,13 +3,14 @@
 import os
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 
 from agentic_backend.settings import AgenticSettings
+from agentic_backend.spool.pooler import refusal_at_connect, require_session
 from agentic_backend.spool.spooldir import SpoolLock
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
@@ -48,11 +49,14 @@ def attempt(settings: Postgres, *, shared: bool) -> Connection:
     """Try once to claim the database; the claim lasts for as long as the returned connection.
 
     A `shared` claim (`replicas: many`) is compatible with other shared ones, but not with that of a sole owner.
-    Blocks for up to 2 s to connect and 5 s a statement. Raises `DatabaseTaken`, or psycopg.Error if Postgres is away.
+    Blocks for up to 2 s to connect, twice, and 5 s a statement. Raises `DatabaseTaken`, `PoolerUnusable`, or
+    psycopg.Error if Postgres is away.
     """
-    connection = psycopg.connect(**_arguments(settings), autocommit=True)  # type: ignore[arg-type]  # libpq's own keys
     with ExitStack() as undo:
-        undo.callback(connection.close)
+        connection = undo.enter_context(closing(_connect(settings, "owner")))
+        with closing(_connect(settings, "probe")) as other:
+            # Before the lock: that of a pooled session would stay with the pooler after our end.
+            require_session(settings, connection, other)
         if connection.execute(_TRY[shared], (LOCK_KEY,)).fetchone() == (True,):
             undo.pop_all()
             return connection
@@ -63,7 +67,8 @@ def attempt(settings: Postgres, *, shared: bool) -> Connection:
 def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) -> Connection | None:
     """The claim, or None if Postgres is away: then `Owner` claims at the first contact.
 
-    Blocks while another process holds the database, at most `wait_s`; then raises `DatabaseTaken`.
+    Blocks while another process holds the database, at most `wait_s`; then raises `DatabaseTaken`. Raises
+    `PoolerUnusable` at once.
     """
     give_up_at = time.monotonic() + wait_s
     while True:
@@ -91,15 +96,24 @@ class Possessions:
 def take(settings: AgenticSettings) -> Possessions:
     """Lock what no other process may use at the same time. Blocks for up to 10 s if another has the database.
 
-    Raises `SpoolTaken`, `SpoolUnusable` or `DatabaseTaken`.
+    Raises `SpoolTaken`, `SpoolUnusable`, `DatabaseTaken` or `PoolerUnusable`.
     """
     chosen = settings.persistence
     spool = SpoolLock(Path(chosen.spool_dir)) if chosen.ack == "spool" else None
     return Possessions(spool, claim_at_start(settings.storage.postgres, shared=chosen.replicas == "many"))
 
 
-def _arguments(settings: Postgres) -> dict[str, str | int | None]:
-    arguments = connect_args(f"turnwise-agentic-owner {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
+def _connect(settings: Postgres, role: str) -> Connection:
+    try:
+        return psycopg.connect(**_arguments(settings, role), autocommit=True)  # type: ignore[arg-type]  # libpq's keys
+    except psycopg.OperationalError as error:
+        if (unusable := refusal_at_connect(settings, error)) is not None:
+            raise unusable from None
+        raise
+
+
+def _arguments(settings: Postgres, role: str) -> dict[str, str | int | None]:
+    arguments = connect_args(f"turnwise-agentic-{role} {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
     return {
         **arguments,
         "options": f"{arguments['options']} {_SERVER_KEEPALIVES}",

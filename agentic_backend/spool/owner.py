@@ -1,4 +1,4 @@
-"""Keeps the process' claim on its database: watches it, takes it again, and reports if another process has it."""
+"""Keeps the process' claim on its database: watches it, takes it again, and reports if it cannot be had."""
 
 import asyncio
 import logging
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from agentic_backend.spool.claim import WAIT_S, Connection, DatabaseTaken, attempt
+from agentic_backend.spool.claim import EXIT_TAKEN, WAIT_S, Connection, DatabaseTaken, attempt
+from agentic_backend.spool.pooler import EXIT_POOLED, PoolerUnusable
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.settings import Postgres
 
@@ -23,8 +24,9 @@ class Owner:
 
     Nothing may be written to the database while it is not `held`: a writer awaits `wait_held` before each
     transaction. A lost claim, e.g. after a restart of Postgres, is taken again as soon as Postgres answers. If another
-    process holds the database for over `wait_s`, `on_taken` is called once: the service must end. Attempts continue,
-    because pending records can be written if the other process ends.
+    process holds the database for over `wait_s`, or a pooler gives us no session of it, `give_up` is called once with
+    the exit code: the service must end. Attempts continue, because pending records can be written if the other process
+    ends.
 
     `claim` is the connection from `claim_at_start`, if any; `close` closes it like later ones.
     """
@@ -34,13 +36,13 @@ class Owner:
         settings: Postgres,
         *,
         shared: bool,
-        on_taken: Callable[[], None],
+        give_up: Callable[[int], None],
         claim: Connection | None = None,
         wait_s: float = WAIT_S,
     ) -> None:
         self._settings = settings
         self._shared = shared
-        self._on_taken = on_taken
+        self._give_up = give_up
         self._wait_s = wait_s
         self._connection = claim
         self._held = asyncio.Event()
@@ -103,6 +105,9 @@ class Owner:
                 taken_since = taken_since if taken_since is not None else time.monotonic()
                 self._taken(error, time.monotonic() - taken_since)
                 await asyncio.sleep(_AGAIN_S)
+            except PoolerUnusable as error:
+                self._refused(error, EXIT_POOLED)
+                await asyncio.sleep(backoff.next_s())
             except psycopg.Error as error:
                 taken_since = None
                 where = self._settings.host, self._settings.port
@@ -123,10 +128,14 @@ class Owner:
     def _taken(self, error: DatabaseTaken, for_s: float) -> None:
         if for_s < self._wait_s:
             self._log.warning("taken", "%s; waiting", error)
-        elif not self._reported:
+        else:
+            self._refused(error, EXIT_TAKEN)
+
+    def _refused(self, error: Exception, exit_code: int) -> None:
+        if not self._reported:
             self._reported = True
             logger.critical("%s", error)
-            self._on_taken()
+            self._give_up(exit_code)
 
     async def _answers(self, connection: Connection) -> bool:
         try:

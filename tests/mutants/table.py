@@ -191,6 +191,13 @@ MUTANTS = (
         f"{SPOOL}/test_flushes.py::test_a_power_loss_at_any_moment_takes_nothing_that_was_acknowledged[0]",
     ),
     Mutant(
+        "a session that a pooler shares out may hold the claim",
+        "agentic_backend/spool/pooler.py",
+        "    if not heard:\n",
+        "    if False:\n",
+        f"{SPOOL}/test_pooler.py::test_a_session_that_hears_nothing_is_no_session",
+    ),
+    Mutant(
         "what is not ours is written to the database",
         "agentic_backend/spool/batcher.py",
         "                if not self._owner.held:\n",

@@ -37,11 +37,17 @@ def _debian_postgres() -> bool:
     )
 
 
+def bouncer() -> str | None:
+    """PgBouncer's path, None where it is not: Debian has it where only root looks."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+
+
 PROGRAMS = (
     Needed("java", "default-jdk-headless maven", _on_path("java", "mvn")),
     Needed("chromium", "chromium fonts-dejavu-core", _on_path("chromium"), runs_where_here=True),
     Needed("prometheus", "prometheus", _on_path("prometheus", "promtool")),
     Needed("postgres", "postgresql postgresql-contrib", _debian_postgres),
+    Needed("pgbouncer", "pgbouncer", lambda: bouncer() is not None),
     Needed("faketime", "faketime", _on_path("faketime")),
     Needed("node", "nodejs npm", _on_path("node", "npm")),
 )

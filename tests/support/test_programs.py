@@ -78,7 +78,10 @@ def test_where_one_is_required_only_that_one_fails(tmp_path: Path) -> None:
 def test_an_unknown_program_is_told_at_once(tmp_path: Path) -> None:
     done = run(tmp_path, TURNWISE_REQUIRE="jawa")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, postgres, prometheus" in done.stderr
+    assert (
+        "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, pgbouncer, postgres, prometheus"
+        in done.stderr
+    )
 
 
 def test_where_all_are_required_a_run_that_needs_none_fails_too(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentic_backend.persist.database import LOCK_KEY as MIGRATION_KEY
-from agentic_backend.spool.claim import LOCK_KEY, Connection, DatabaseTaken, attempt, claim_at_start
+from agentic_backend.spool.claim import EXIT_TAKEN, LOCK_KEY, Connection, DatabaseTaken, attempt, claim_at_start
 from agentic_backend.spool.owner import Owner
 from backend_kit.aio import TaskRegistry
 from backend_kit.settings import Postgres
@@ -39,12 +39,12 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 
 
 class Owners:
-    """Owners that run, and which of them were told to end."""
+    """Owners that run, and which of them gave up, with which exit code."""
 
     def __init__(self) -> None:
         self.tasks = TaskRegistry()
         self.all: list[Owner] = []
-        self.told: list[Owner] = []
+        self.told: list[tuple[Owner, int]] = []
         self.ended = asyncio.Event()
 
     def owner(
@@ -56,11 +56,11 @@ class Owners:
         claim: Connection | None = None,
         run: bool = True,
     ) -> Owner:
-        def taken() -> None:
-            self.told.append(made)
+        def give_up(exit_code: int) -> None:
+            self.told.append((made, exit_code))
             self.ended.set()
 
-        made = Owner(settings, shared=shared, on_taken=taken, claim=claim, wait_s=wait_s)
+        made = Owner(settings, shared=shared, give_up=give_up, claim=claim, wait_s=wait_s)
         self.all.append(made)
         if run:
             self.tasks.spawn("owner", made.hold_claim, restart=True)
@@ -217,13 +217,13 @@ async def test_a_claim_that_another_process_took_meanwhile_ends_the_service(
         async with asyncio.timeout(PATIENCE_S):
             await owners.ended.wait()
         assert not owner.held
-        assert owners.told == [owner]
+        assert owners.told == [(owner, EXIT_TAKEN)]
         critical = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
         assert len(critical) == 1
         assert critical[0].startswith("another process (turnwise-agentic-owner ")
     # What is pending may still be written where the other one goes.
     await within(PATIENCE_S, owner)
-    assert owners.told == [owner]
+    assert owners.told == [(owner, EXIT_TAKEN)]
 
 
 async def test_a_holder_that_leaves_in_time_ends_nobody(settings: Postgres, owners: Owners) -> None:
