@@ -44,6 +44,7 @@ from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.wiring import (
     door_routes,
     entrance,
+    look_again_for_missing,
     make_agents,
     make_attachments,
     make_catalog,
@@ -52,6 +53,7 @@ from agentic_backend.wiring import (
     make_kit,
     make_knowledge,
     make_models,
+    make_replication,
     make_retention,
     make_sessions,
     make_task_writer,
@@ -324,9 +326,11 @@ class AgenticService(Service[AgenticSettings, State]):
         """Start the background work, which runs until the stack closes."""
         tasks, persistence, windows = state.tasks, state.persistence, state.turns.windows
         self._start_tasks(tasks, stack)
+        look_again_for_missing(persistence, state.registry)
         persistence.start()
         state.registry.begin_again(persistence.log, until_known(persistence, state.chat.agents.created))
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
+        make_replication(persistence, state.metrics).start(tasks)
         if state.chat.agents.created is not None:
             tasks.spawn("made-agents", state.chat.agents.created.follow_changes, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.delete_leftovers, restart=True)

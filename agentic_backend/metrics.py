@@ -1,5 +1,7 @@
 """The metrics of the agentic service, built once in the lifespan with the registry and the Kpi they feed."""
 
+import math
+
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
@@ -50,6 +52,7 @@ class AgenticMetrics(ServiceMetrics):
         self._spool()
         self._compatible()
         self._retention()
+        self._replication()
 
     def _turns(self) -> None:
         # What users wait for has fine buckets. Turns last from a cached refusal to their deadline (120 s).
@@ -334,6 +337,24 @@ class AgenticMetrics(ServiceMetrics):
             "pruned_sessions",
             PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),
         )
+
+    def _replication(self) -> None:
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(name, what, registry=self._registry)
+
+        self.postgres_synchronous: Gauge = gauge(
+            "app_postgres_synchronous", "1 where each commit of Postgres waits for a standby, else 0."
+        )
+        self.postgres_standbys: Gauge = gauge("app_postgres_standbys", "Standbys that follow the primary now.")
+        self.postgres_unreplicated: Gauge = gauge(
+            "app_postgres_unreplicated_records", "Records that a failover now may lose; NaN where that is not known."
+        )
+        self.postgres_standby_lag: Gauge = gauge(
+            "app_postgres_standby_lag_seconds",
+            "Age of the newest moment of which the standby has all; NaN where that is not known.",
+        )
+        for unknown in (self.postgres_unreplicated, self.postgres_standby_lag):
+            unknown.set(math.nan)
 
     def limit_hit(self, limit: str) -> None:
         """Count a rejection by a limit."""

@@ -23,6 +23,7 @@ from agentic_backend.llm.observer import Metered
 from agentic_backend.llm.providers import Models
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.replication import Replication
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
@@ -217,6 +218,22 @@ def make_retention(
 
     pruner = Pruner(persistence.database.main, in_use=in_use, forget=forget)
     return Retention(persistence.database, pruner, RetentionRules(days), metrics)
+
+
+def make_replication(persistence: Persistence, metrics: AgenticMetrics) -> Replication:
+    """What publishes how much a failover of Postgres would lose."""
+    return Replication(persistence.database, lambda: persistence.batcher.written, metrics)
+
+
+def look_again_for_missing(persistence: Persistence, registry: TurnRegistry) -> None:
+    """Have the next ask of a session that Postgres turns out not to have look for it, as after a failover to a standby
+    that was behind: else its turns would go on from memory, and all of them become dead letters."""
+
+    def look_again(key: tuple[str, str]) -> None:
+        persistence.cache.forget(key)
+        registry.look_again(*key)
+
+    persistence.batcher.on_missing = look_again
 
 
 def until_known(persistence: Persistence, created: CreatedAgents | None) -> Callable[[], Awaitable[None]]:

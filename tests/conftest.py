@@ -22,6 +22,7 @@ from tests.support.mock_llm import mock_llm
 from tests.support.opensearch import opensearch, opensearch_node
 from tests.support.postgres import database, empty_database, migrated, postgres
 from tests.support.programs import Choice
+from tests.support.replicas import replicated
 from tests.support.servers import forget_processes, mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
 from tests.support.workers import FileScheduling, by_length, worker_count
@@ -37,6 +38,7 @@ __all__ = [
     "opensearch",
     "opensearch_node",
     "postgres",
+    "replicated",
     "stall_detector",
 ]
 

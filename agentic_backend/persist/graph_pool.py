@@ -10,6 +10,7 @@ from typing import Final
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.store.postgres.aio import AsyncPostgresStore
 from psycopg import AsyncConnection, OperationalError, sql
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -67,7 +68,11 @@ class GraphPool:
             assert pool is not None
             async with pool.connection(_PATIENT_S if patient else None) as connection:
                 self._wait.observe(time.perf_counter() - begun)
-                yield connection
+                try:
+                    yield connection
+                except ReadOnlySqlTransaction:
+                    await connection.close()  # no primary any more: the pool is to look for another
+                    raise
 
     @asynccontextmanager
     async def saver(self) -> AsyncIterator[AsyncPostgresSaver]:

@@ -183,6 +183,12 @@ class TurnRegistry:
             self._slot(key).known = self._runner.memory.know(session)
         # Otherwise its first turn reads it, together with its exchange ids.
 
+    def look_again(self, session_id: str, user_id: str) -> None:
+        """Drop what is known of a session: its next turn asks storage whether it is there."""
+        slot = self._slots.get((user_id, session_id))
+        if slot is not None:
+            slot.known = None
+
     def newest(self, session_id: str, user_id: str) -> Turn | None:
         """The turn that gave the session's newest answer; None where only storage can tell: another one runs or has
         failed, it is kept no longer, or other processes run turns of the session."""

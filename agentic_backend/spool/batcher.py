@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentic_backend.errors import StorageFull
@@ -13,7 +14,7 @@ from agentic_backend.session.turn_report import loggable
 from agentic_backend.spool.owner import Owner
 from agentic_backend.spool.pending import Change, Key, Op, Pending
 from agentic_backend.spool.spool import Spool
-from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, WRITE_TURNS, JsonBytes
+from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, REACH_STANDBY, WRITE_TURNS, JsonBytes
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.database import Database
@@ -67,6 +68,10 @@ _GIVEN_UP = {"clash": "rank_conflict", "fenced": "fenced"}
 """Verdicts of `WRITE_TURNS` on a record that will never be in Postgres, and their names elsewhere."""
 
 
+def _ignore(_key: Key) -> None:
+    """The default of `on_missing`."""
+
+
 class _NotHeld(Exception):
     """This process does not hold the claim on the database."""
 
@@ -104,6 +109,10 @@ class Batcher:
         metrics: AgenticMetrics,
     ) -> None:
         self.blocked_by: Cause | None = None
+        self.written = 0
+        """Operations that Postgres has committed, since the start."""
+        self.on_missing: Callable[[Key], None] = _ignore
+        """Gets each session that Postgres turns out not to have although this process did not delete it."""
         self._database = database
         self._owner = owner
         self._pending = pending
@@ -309,9 +318,12 @@ class Batcher:
 
     async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, Op]) -> None:
         gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
-        for row in await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)}):
+        rows = await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)})
+        for row in rows:
             # Kept in case the answer to a commit is lost: the next attempt would find no session.
             deletes[row.session_id, row.user_id].found = True
+        if not rows:
+            await connection.execute("reach_standby", REACH_STANDBY)
 
     def _committed(self, batch: list[Op], bodies: dict[Op, bytes], outcome: _Outcome) -> None:
         now = time.perf_counter()
@@ -341,6 +353,7 @@ class Batcher:
     def _settle(self, ops: list[Op]) -> None:
         """Remove committed operations from the queue and the spool."""
         self._pending.settle(ops)
+        self.written += len(ops)
         if self._spool is not None:
             self._spool.done([op.id for op in ops])
             for op in ops:
@@ -377,6 +390,8 @@ class Batcher:
             loggable(op.exchange_id),
             self._spool is not None,
         )
+        if reason == "session_missing":
+            self.on_missing(op.key)
         self._after_settling([op])
 
     def _failed(self, error: Exception) -> None:
@@ -385,6 +400,8 @@ class Batcher:
             cause, sqlstate = cause_of(error), sqlstate_of(error)
         else:
             cause, sqlstate = _CAUSES.get(type(error), Cause.SPOOL), None
+        if cause is Cause.READ_ONLY:
+            self._owner.doubt()
         self.blocked_by = self._database.trouble = cause
         self._metrics.persist_retries(cause.value).inc()
         self.observe_queue()

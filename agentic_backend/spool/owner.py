@@ -71,18 +71,23 @@ class Owner:
         while not self.held:
             await self._held.wait()
 
+    def doubt(self) -> None:
+        """Have the claim looked at before anything else is written: its server may be no primary any more."""
+        self._held.clear()
+        self._spoken.set()
+
     async def hold_claim(self) -> None:
         """Claim and watch, until cancelled or closed. Spawn it with `restart=True`."""
         while not self._closed:
             if self._connection is None:
                 await self._claim()
                 continue
-            answers = await self._answers(self._connection)
-            if answers and not self._closed:
+            stands = await self._stands(self._connection)
+            if stands and not self._closed:
                 self._held.set()
                 await self._wait_readable(self._connection)
             self._held.clear()
-            if not answers and not self._closed:
+            if not stands and not self._closed:
                 self._drop()
                 self._log.warning("lost", "the claim on the database is lost: nothing is written until it stands again")
 
@@ -137,12 +142,13 @@ class Owner:
             logger.critical("%s", error)
             self._give_up(exit_code)
 
-    async def _answers(self, connection: Connection) -> bool:
+    async def _stands(self, connection: Connection) -> bool:
+        """Whether its server answers and takes writes: a claim on one that does not keeps nobody from the primary."""
         try:
-            await asyncio.to_thread(connection.execute, "SELECT 1")
+            read_only = await asyncio.to_thread(connection.execute, "SHOW transaction_read_only")
         except psycopg.Error:
             return False
-        return True
+        return read_only.fetchone() == ("off",)
 
     async def _wait_readable(self, connection: Connection) -> None:
         self._spoken.clear()

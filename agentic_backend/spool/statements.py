@@ -109,7 +109,9 @@ ORDER BY rank DESC LIMIT 1
 
 # One batch of turns. :records is a JSON array of TurnRecord.encode(). In this order:
 # known     the sessions that exist and are the user's, locked in one order against deletes and other writers;
-#           a record without one belongs to a deleted session and is left out: a session exists from `create` on
+#           a record without one belongs to a deleted session and is left out: a session exists from `create` on.
+#           Their locks are written to the log, so that this commit waits for a synchronous standby even where all is
+#           stored already, by an attempt that the primary alone had committed
 # lease     the leases that records were run under, locked until the commit: nobody gets one of them before it
 # fenced    records whose session another instance has got since: left out whole
 # clash     records with a rank that another exchange has, stored or earlier in this batch: left out whole
@@ -203,6 +205,10 @@ FROM (SELECT CAST(:change AS jsonb) AS change) AS input
 WHERE session.session_id = change->>'session_id' AND session.user_id = change->>'user_id'
 RETURNING session.session_id
 """)
+
+# A transaction that has changed nothing commits without its standby, though what it saw may be on the primary alone.
+# What the log got before this message is on a synchronous standby once the transaction is committed.
+REACH_STANDBY = text("SELECT pg_logical_emit_message(true, 'turnwise', '')")
 
 # History, attachments and feedback go with the session (ON DELETE CASCADE).
 DELETE_SESSIONS = text("""

@@ -14,7 +14,10 @@ def connect_args(
     options: Mapping[str, str | int] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `psycopg.connect`: deadlines, settings of the server (`options`), and keepalives, so that a peer
-    which vanished is noticed within seconds. An option's value must not contain white space."""
+    which vanished is noticed within seconds. An option's value must not contain white space.
+
+    Of several hosts, and behind a name that leads to another server after a failover, only one that takes writes is
+    connected to: a standby is refused as if it were away (psycopg.OperationalError)."""
     switches = {
         "statement_timeout": statement_timeout_ms,
         "synchronous_commit": "on",
@@ -24,6 +27,7 @@ def connect_args(
     return {
         "application_name": application_name,
         "connect_timeout": connect_timeout_s,
+        "target_session_attrs": "read-write",
         "options": " ".join(f"-c {name}={value}" for name, value in switches.items()),
         "keepalives": 1,
         "keepalives_idle": 5,

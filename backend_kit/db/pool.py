@@ -1,5 +1,6 @@
 """Connections to Postgres: SQLAlchemy engines with each wait for a connection, statement and commit timed."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ import psycopg
 import sqlalchemy.dialects.postgresql  # noqa: F401 - the first engine would load it on the loop
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Executable, Row, event
-from sqlalchemy.engine.interfaces import CacheStats
+from sqlalchemy.engine.interfaces import CacheStats, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
@@ -20,6 +21,10 @@ from backend_kit.settings import Postgres
 
 AnyRow = Row[*tuple[Any, ...]]
 """A row: by position, or by the names of its columns."""
+
+ANSWER_S: Final = 15.0
+"""Seconds that a statement which is a transaction of its own waits for its answer. Its own deadline ends with its work:
+only we end its wait for a synchronous standby that is away."""
 
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -118,20 +123,26 @@ class _Totals:
 class TimedConnection:
     """One connection of a pool. Each statement and each commit is timed separately."""
 
-    def __init__(self, connection: AsyncConnection, timing: "_Timing") -> None:
+    def __init__(self, connection: AsyncConnection, timing: "_Timing", answer_s: float | None = None) -> None:
+        """`answer_s` is the longest that `execute` waits; None: without a bound."""
         self._connection = connection
         self._timing = timing
+        self._answer_s = answer_s
 
     async def execute(
         self, op: str, statement: Executable, parameters: Mapping[str, object] | None = None
     ) -> Sequence[AnyRow]:
         """Run a constant statement and return its rows. `op` names it in the metrics, from a small fixed set.
 
-        Raises sqlalchemy's DBAPIError.
+        Raises sqlalchemy's DBAPIError, and psycopg's QueryCanceled where the answer does not come: then a change may
+        have been made, without being on a synchronous standby.
         """
         begun = time.perf_counter()
         try:
-            result = await self._connection.execute(statement, parameters)
+            async with asyncio.timeout(self._answer_s):
+                result = await self._connection.execute(statement, parameters)
+        except TimeoutError:
+            raise psycopg.errors.QueryCanceled(f"no answer within {self._answer_s} s") from None
         finally:
             self._timing.statement(op, begun)
         return result.all() if result.returns_rows else ()
@@ -228,9 +239,12 @@ class Pool:
         *,
         connect_args: Mapping[str, Any],
         on_connect: Callable[[Any], None] = lambda _connection: None,
+        answer_s: float = ANSWER_S,
     ) -> None:
-        """`name` is the pool's label; `on_connect` gets each new psycopg connection."""
+        """`name` is the pool's label; `on_connect` gets each new psycopg connection. `answer_s` bounds how long a
+        statement waits, with `autocommit` alone."""
         self.name = name
+        self._answer_s = answer_s if rules.autocommit else None
         self._timing = _Timing(name, metrics, in_ledger=rules.in_ledger)
         self._waiting = 0
         self._opened = 0
@@ -239,6 +253,7 @@ class Pool:
         self._engine = _engine(settings, rules, connect_args)
         event.listen(self._engine.sync_engine, "connect", self._on_connect)
         event.listen(self._engine.sync_engine, "before_cursor_execute", self._on_execute)
+        event.listen(self._engine.sync_engine, "handle_error", _leave_read_only)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[TimedConnection]:
@@ -258,7 +273,7 @@ class Pool:
                 self._timing.wait(begun)
             # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
             stack.push_async_exit(connection)
-            yield TimedConnection(connection, self._timing)
+            yield TimedConnection(connection, self._timing, self._answer_s)
 
     def stats(self) -> PoolStats:
         """The pool's figures now. Cheap; may be called from any thread."""
@@ -292,6 +307,12 @@ class Pool:
         # Compiling at each execution would block the loop, so it is counted (docs/libraries.md#sqlalchemys-compiler).
         if context is not None and context.cache_hit is not CacheStats.CACHE_HIT:
             self._compiled += 1
+
+
+def _leave_read_only(context: ExceptionContext) -> None:
+    """A server that takes no writes any more is no primary: its connections are dropped, and another is looked for."""
+    if isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
+        context.is_disconnect = True
 
 
 def database_url(settings: Postgres) -> URL:

@@ -80,10 +80,19 @@ def _origin(value: str) -> str:
     return url
 
 
+def _hosts(value: str) -> str:
+    """Hosts without white space around their commas. Raises `SettingsRefused` where one of several is empty."""
+    hosts = [host.strip() for host in value.split(",")]
+    if not all(hosts):
+        raise SettingsRefused("must be a host, or several separated by commas")
+    return ",".join(hosts)
+
+
 Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 Origin = Annotated[str, AfterValidator(_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
+Hosts = Annotated[str, AfterValidator(_hosts)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

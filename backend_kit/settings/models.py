@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from backend_kit.settings.base import (
     Count,
+    Hosts,
     HttpUrl,
     Listed,
     Origin,
@@ -74,10 +75,11 @@ class UserSecurity(Section):
 class Postgres(Section):
     """The database, and the connection pool for reads and small writes."""
 
-    host: Text
-    """Host name or address."""
+    host: Hosts
+    """Host name or address; several, separated by commas, are a primary and its standbys, of which the one that takes
+    writes is used (docs/operations.md#postgres-fails-over)."""
     port: Port = 5432
-    """TCP port."""
+    """TCP port, the same on each host."""
     database: Text
     """Name of the database, which must exist. The service creates its tables."""
     username: Text

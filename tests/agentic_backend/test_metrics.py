@@ -31,6 +31,10 @@ app_llm_tokens counter model,type
 app_outbox_bytes gauge -
 app_history_bytes gauge table
 app_history_rows gauge table
+app_postgres_standby_lag_seconds gauge -
+app_postgres_standbys gauge -
+app_postgres_synchronous gauge -
+app_postgres_unreplicated_records gauge -
 app_persist_batch_records histogram -
 app_persist_dead_letters counter -
 app_persist_failures counter reason

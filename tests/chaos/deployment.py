@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import aiohttp
 import psutil
@@ -158,12 +158,19 @@ def _await_end(server: EmbeddedPostgres) -> None:
             psutil.Process(pid).wait(20)
 
 
+class Server(Protocol):
+    """A Postgres of which a scenario has a database."""
+
+    def dsn_of(self, database: str) -> str:
+        """The libpq URI of one of its databases."""
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """One scenario's database, as the harness itself reaches it: past the proxy."""
 
     name: str
-    server: EmbeddedPostgres
+    server: Server
 
     @property
     def dsn(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, canary, cost, crowding, disk, identity, kills, lifecycle, models, outages
+from tests.chaos import answers, canary, cost, crowding, disk, failover, identity, kills, lifecycle, models, outages
 from tests.chaos.deployment import Deployment, Size
 from tests.chaos.rows import Row
 
@@ -68,6 +68,8 @@ SCENARIOS = (
     Scenario(("A17",), disk.bounded, 24),
     Scenario(("A18",), cost.cost, 28, kind=ALONE, as_users_start=True),
     Scenario(("A19",), disk.one_owner, 15, kind=PAIRED, as_users_start=True),
+    Scenario(("A20",), failover.synchronous, 20, kind=PAIRED),
+    Scenario(("A20-async",), failover.asynchronous, 15, kind=PAIRED),
     Scenario(("B1", "B2"), lifecycle.drain, kind=PAIRED),
     Scenario(("B3",), lifecycle.drain_without_postgres, 7, kind=PAIRED),
     Scenario(("B4",), lifecycle.second_signal, 10, kind=PAIRED),

@@ -14,7 +14,7 @@ import uvloop
 from tests.support.fork_server import FORK_EVENT
 from tests.support.programs import PROGRAMS
 
-FIXTURES = frozenset({"postgres", "mock_llm", "opensearch_node", "keycloak", "debian_postgres"})
+FIXTURES = frozenset({"postgres", "mock_llm", "opensearch_node", "keycloak", "debian_postgres", "replicated"})
 """The fixtures which start one."""
 
 _started: list[str] = []

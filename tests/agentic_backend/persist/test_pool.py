@@ -4,19 +4,22 @@ from contextlib import AsyncExitStack
 import psycopg
 import pytest
 from psycopg import errors
+from pydantic import ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.db.faults import Cause, cause_of
-from backend_kit.db.pool import PoolRules, database_url
+from backend_kit.db.libpq import connect_args
+from backend_kit.db.pool import Pool, PoolRules, database_url
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, observations, rows, total, turns
+from tests.agentic_backend.records import USER, new_session, observations, rows, total, turns, until
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -55,6 +58,21 @@ async def test_a_statement_that_fails_is_timed_and_its_connection_comes_back(hel
     assert "0" not in str(caught.value).split("[SQL")[1].split("]")[1]  # parameters are hidden
     assert observations(kpi, "app_db_statement_seconds", pool="batch", op="broken") == 1
     assert held.database.writes.stats().in_use == 0
+
+
+async def test_a_statement_whose_answer_does_not_come_is_given_up(database: Database, kpi: Kpi) -> None:
+    settings = Postgres.model_validate(database.settings())
+    rules, args = PoolRules.for_requests(settings), connect_args("test", 600, 600_000)
+    pool = Pool("main", settings, rules, AgenticMetrics(kpi.registry, kpi), connect_args=args, answer_s=0.01)
+    with pytest.raises(errors.QueryCanceled) as caught:
+        async with pool.connection() as connection:
+            await connection.execute("sleep", text("SELECT pg_sleep(600)"))
+    assert cause_of(caught.value) is Cause.TIMEOUT
+    assert pool.stats().in_use == 0
+    # Given up on the server too.
+    sleeping = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'"
+    await until(lambda: not rows(database.dsn, sleeping))
+    await pool.aclose()
 
 
 async def test_connections_say_who_they_are_and_have_deadlines(held: Persistence) -> None:
@@ -234,3 +252,10 @@ def test_the_cause_of_an_error_of_the_driver_follows_its_type(error: Exception, 
 
 def test_no_free_connection_is_a_cause_of_its_own() -> None:
     assert cause_of(PoolTimeout()) is Cause.POOL
+
+
+def test_several_hosts_are_named_in_one_key() -> None:
+    assert Postgres(host="pg-a, pg-b ,pg-c", database="d", username="u").host == "pg-a,pg-b,pg-c"
+    for host in ("", " ", "pg-a,,pg-b", "pg-a,"):
+        with pytest.raises(ValidationError, match="must be a host, or several separated by commas"):
+            Postgres(host=host, database="d", username="u")

@@ -178,7 +178,7 @@ async def test_what_the_server_says_in_passing_is_not_a_loss(
     owner = owners.owner(settings, claim=claim)
     await within(PATIENCE_S, owner)
     asked = "SELECT pid, query_start FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
-    await until(lambda: "SELECT 1" in str(rows(database.dsn, asked.replace("query_start", "query"))))
+    await until(lambda: "SHOW transaction_read_only" in str(rows(database.dsn, asked.replace("query_start", "query"))))
     ((pid, before),) = rows(database.dsn, asked)
 
     rows(database.dsn, "SELECT pg_notify('rumour', 'of no matter')")
