@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import signal
 import socket
 import time
@@ -15,6 +16,8 @@ from fastapi import FastAPI
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter, TurnAgents
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
+from agentic_backend.fleet.fleet import Fleet
+from agentic_backend.fleet.relay import TurnRelay, relay_routes
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
@@ -32,6 +35,7 @@ from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
+from agentic_backend.session.stream import Turn
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn import TurnRunner
 from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
@@ -128,6 +132,7 @@ class State:
     hub: SocketHub
     chat: ChatServices
     doors: DoorServices
+    fleet: Fleet | None
 
     @property
     def admission(self) -> Admission:
@@ -161,6 +166,9 @@ class AgenticService(Service[AgenticSettings, State]):
         self.given_up: int | None = None
         self._possessions = possessions
         self._end = end
+        token = secrets.token_urlsafe(32)
+        self._fleet_token = token
+        self.relay = TurnRelay(token, self._runs)
         self.app = self._make_app(
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
@@ -173,6 +181,8 @@ class AgenticService(Service[AgenticSettings, State]):
     async def drain(self) -> None:
         """Steps 1 to 5 of docs/operations.md#stopping-without-loss; the server closes afterwards."""
         state = self.running
+        if state.fleet is not None:
+            state.fleet.begin_drain()
         self._draining = state.turns.baseline.draining = state.turns.unkept.draining = True
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
         leaving = state.hub.begin_drain()
@@ -189,6 +199,10 @@ class AgenticService(Service[AgenticSettings, State]):
         left = await state.persistence.flush(_FLUSH_S)
         logger.info("drain 5/5: history flushed, %d records left", left)
 
+    def _runs(self, exchange_id: str, user_id: str) -> Turn | None:
+        turn = self.running.registry.runs(exchange_id, user_id)
+        return None if turn is not None and turn.let_go and not turn.ended else turn
+
     def _give_up(self, exit_code: int) -> None:
         """Drain because the database is not to be had, and set the exit code for that."""
         self.given_up = exit_code
@@ -202,12 +216,16 @@ class AgenticService(Service[AgenticSettings, State]):
             return "task_down"
         if not persistence.log.has_room():
             return "storage_full"
-        if not persistence.schema_known or (made is not None and not made.loaded):
+        fleet = state.fleet
+        joined = fleet is None or fleet.leases.ready.is_set()
+        if not persistence.schema_known or not joined or (made is not None and not made.loaded):
             return "starting"
-        return None
+        return "cut_off" if fleet is not None and not fleet.membership.valid else None
 
     def _dependencies(self, state: State, status: str) -> dict[str, Any]:
         dependencies = state.persistence.dependencies()
+        if state.fleet is not None:
+            dependencies["fleet"] = state.fleet.dependency()
         dependencies["knowledge_flow"] = {"status": "up" if state.knowledge.reachable else "down"}
         if (issuer := self._identity_provider()) is not None:
             dependencies["identity_provider"] = {"status": issuer}
@@ -219,6 +237,8 @@ class AgenticService(Service[AgenticSettings, State]):
         # Doors first: each of their turns is a request, which looks for its route among all of them in this order.
         app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
         app.router.routes += build_routes(lambda: self.running.chat, identify, base)
+        if self._settings.persistence.replicas == "many":
+            app.router.routes += relay_routes(self.relay, base)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 
@@ -229,7 +249,7 @@ class AgenticService(Service[AgenticSettings, State]):
         runtime = self._observe(kpi, stack)
         tasks = TaskRegistry(kpi.vigil)
         persistence = self._make_persistence(kpi, metrics, tasks)
-        stack.push_async_callback(persistence.aclose)
+        fleet = self._make_fleet(persistence, metrics, tasks, stack)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
@@ -239,7 +259,7 @@ class AgenticService(Service[AgenticSettings, State]):
         catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
-        turns = self._make_turns(groups, kit, catalog, persistence, tasks, kpi, metrics)
+        turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics)
         hub = self._make_hub(metrics, turns.windows)
         sessions = make_sessions(settings, persistence, turns.registry, metrics)
         chat = ChatServices(
@@ -279,7 +299,7 @@ class AgenticService(Service[AgenticSettings, State]):
             entrance=entrance(settings),
             mcp_sessions=McpSessions(settings.doors.mcp_sessions_per_user, settings.doors.mcp_session_idle_s),
         )
-        state = State(tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors)
+        state = State(tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors, fleet)
         self._start(state, stack)
         return state
 
@@ -289,6 +309,7 @@ class AgenticService(Service[AgenticSettings, State]):
         kit: AgentKit,
         catalog: Catalog,
         persistence: Persistence,
+        fleet: Fleet | None,
         tasks: TaskRegistry,
         kpi: Kpi,
         metrics: AgenticMetrics,
@@ -308,7 +329,8 @@ class AgenticService(Service[AgenticSettings, State]):
             kpi=kpi,
             reports=reports,
             rules=turn_rules(settings),
-            leases=persistence.leases,
+            leases=None if fleet is None else fleet.leases,
+            elsewhere=None if fleet is None else fleet.turns,
             titles=self._make_titles(make_title_writer(settings, groups, kpi), persistence, tasks),
             memory=SessionMemory(clock=parts.clock),
         )
@@ -328,7 +350,10 @@ class AgenticService(Service[AgenticSettings, State]):
         self._start_tasks(tasks, stack)
         look_again_for_missing(persistence, state.registry)
         persistence.start()
-        state.registry.begin_again(persistence.log, until_known(persistence, state.chat.agents.created))
+        cut_off = persistence.log if state.fleet is None else state.fleet.takeover
+        state.registry.begin_again(cut_off, until_known(persistence, state.chat.agents.created))
+        if state.fleet is not None:
+            state.fleet.start(state.registry)
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         make_replication(persistence, state.metrics).start(tasks)
         if state.chat.agents.created is not None:
@@ -339,7 +364,10 @@ class AgenticService(Service[AgenticSettings, State]):
         state.chat.kpi.add_lines(ticker.pools.lines)
         state.chat.kpi.add_closing_lines(ticker.verdict_lines)
         tasks.spawn(
-            "turn-clock", lambda: ticker.tick_each_second(lambda: _publish_turns(state)), restart=True, essential=True
+            "turn-clock",
+            lambda: ticker.tick_each_second(lambda: _publish_turns(state, self.relay)),
+            restart=True,
+            essential=True,
         )
         if self._settings.server.gc_freeze:
             admission = state.admission
@@ -370,6 +398,17 @@ class AgenticService(Service[AgenticSettings, State]):
             possessions=self._possessions,
             clock=self._parts.clock,
         )
+
+    def _make_fleet(
+        self, persistence: Persistence, metrics: AgenticMetrics, tasks: TaskRegistry, stack: AsyncExitStack
+    ) -> Fleet | None:
+        """None for the only instance. It is left after persistence has written the last turn, and closed."""
+        fleet = None
+        if self._settings.persistence.replicas == "many":
+            fleet = Fleet(self._settings, persistence, metrics, tasks, token=self._fleet_token)
+            stack.push_async_callback(fleet.leave)
+        stack.push_async_callback(persistence.aclose)
+        return fleet
 
     async def _make_kit(
         self,
@@ -418,7 +457,7 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
     return code if service.given_up is None else service.given_up
 
 
-def _publish_turns(state: State) -> None:
+def _publish_turns(state: State, relay: TurnRelay) -> None:
     """Drop expired turns, and publish the levels that are counted elsewhere."""
     metrics = state.metrics
     state.registry.expire()
@@ -427,6 +466,7 @@ def _publish_turns(state: State) -> None:
     metrics.replay_events.set(state.registry.replay_events)
     metrics.replay_bytes.set(state.registry.replay_bytes)
     metrics.stream_hold_ms.set(state.models.hold_s * 1e3)
+    metrics.fleet_relayed_turns.set(relay.following)
 
 
 def _to_both(one: Callable[[float], None], other: Callable[[float], None]) -> Callable[[float], None]:

@@ -14,12 +14,18 @@ from tests.support.side_by_side import Program, all_good
 
 PACKAGES = (
     ("agentic_backend/session",),
+    ("agentic_backend/fleet",),
     ("agentic_backend/spool", "agentic_backend/persist"),
     ("agentic_backend/chat", "agentic_backend/rest"),
 )
 """What has the floor together: routes are added, and the spool's file is written, in threads, which are not seen."""
 TESTS = (
-    ("tests/agentic_backend/session", "tests/integration/test_native.py", "tests/integration/test_compatible.py"),
+    (
+        "tests/agentic_backend/session",
+        "tests/agentic_backend/fleet",
+        "tests/integration/test_native.py",
+        "tests/integration/test_compatible.py",
+    ),
     (
         "tests/agentic_backend/spool",
         "tests/agentic_backend/persist",

@@ -52,6 +52,8 @@ SCOPES: Final[dict[str, Needs]] = {
     "GET /kpi/stalls": _ADMIN,
     "GET /config/frontend_settings": PUBLIC,
     "GET /config/permissions": ANY,
+    # Takes the token of the instance, which no client has.
+    "GET /fleet/turns": PUBLIC,
     "GET //v1/models": _ASK_OR_READ,
     "GET //v1/models/{model:path}": _ASK_OR_READ,
     "POST //v1/chat/completions": _ASK,

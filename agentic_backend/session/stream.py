@@ -409,10 +409,11 @@ def _place_of(entry: _Entry) -> int:
 class Turn:
     """One exchange while it runs and for a while after: its events, its followers, its end.
 
-    Only the turn's own task publishes. `cancel` may be called from anywhere, any number of times. A run that continues
-    after a person was asked is a separate turn, which begins with the `earlier` events of the one before. `cut` is the
-    record of the run that the end of a process cut off, where the service runs it again by itself. `follows` is the id
-    of the exchange that this process ran before it in its session, None if it ran none or does not remember it.
+    Only the turn's own task publishes, or takes what another instance published. `cancel` may be called from anywhere,
+    any number of times. A run that continues after a person was asked is a separate turn, which begins with the
+    `earlier` events of the one before. `cut` is the record of the run that the end of a process cut off, where the
+    service runs it again by itself. `follows` is the id of the exchange that this process ran before it in its session,
+    None if it ran none or does not remember it.
 
     What is shown of the exchange begins at the index `shown_from`: everything before was replaced when the turn ran
     again. It stays in `events`, where followers have their cursors.
@@ -426,6 +427,8 @@ class Turn:
         self.shown_from: int = 0 if before is None else before.shown_from
         self._seq = self.events[-1].seq if self.events else 0
         self._seq_before = self._seq
+        # The events up to this number are not here, where another instance runs the turn: nobody asked for them.
+        self.begins_after = 0
         self.runs_before = 0
         """How many runs the last `Restarted` says to have been before; 0 without one."""
         self._replaces = False
@@ -434,6 +437,10 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held: int = _given_weight(ask) if before is None else before.bytes_held
         self.cancel_requested = False
+        # Another instance may go on with it: it has no end here but what that, or storage, says.
+        self.let_go = False
+        # A turn that was taken over waits for its session: it was accepted before this one, which has no lease yet.
+        self.gives_way = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
         # The exchange ran before: it is told from history, asked again after it was interrupted, or run again by the
@@ -476,8 +483,8 @@ class Turn:
 
     @property
     def followed(self) -> bool:
-        """Whether it has any follower."""
-        return bool(self._followers)
+        """Whether it has any follower, or somebody waits for its end."""
+        return bool(self._followers) or self._over is not None
 
     def bind(self, task: "asyncio.Task[None]") -> None:
         """Set the task that runs this turn, so that it can be cancelled."""
@@ -503,26 +510,56 @@ class Turn:
         """Append an event and wake the followers. A refusal gets seq 0. Raises RuntimeError after a terminal event."""
         if self.ended:
             raise RuntimeError(f"event {type(payload).__name__} after the end of an exchange")
+        refused = isinstance(payload, Failed) and payload.refused and not self.has_published
+        self._append(0 if refused else self._seq + 1, payload)
+
+    def take(self, event: TurnEvent, *, goes_on: bool = False) -> None:
+        """Append an event of the run elsewhere that this turn mirrors, with its number, and wake the followers.
+
+        One that is there already, or comes after the end, is dropped. `goes_on`: the event asked a person, and what
+        follows it is the run that they let continue.
+        """
+        known = event.seq <= self._seq and (event.seq > 0 or self.has_published)
+        if not self.ended and not known:
+            self._append(event.seq, event.payload, goes_on=goes_on)
+
+    def _append(self, seq: int, payload: Payload, *, goes_on: bool = False) -> None:
         weight = _weight(payload)  # first: what cannot be encoded raises here, before anyone has seen it
         if isinstance(payload, Restarted):
             self.restarted = self._replaces = True
             self.runs_before = payload.runs_before
             self.shown_from = self.earlier = len(self.events)
-        if isinstance(payload, Failed) and payload.refused and not self.has_published:
-            self.events.append(0, payload)
-        else:
-            self._seq += 1
-            self.events.append(self._seq, payload)
+        self.events.append(seq, payload)
+        self._seq = max(self._seq, seq)
         self.bytes_held += weight
-        if isinstance(payload, _TERMINAL):
-            self.ended = True
-            self.ended_at = time.monotonic()
-            if self._over is not None:
-                self._over.set()
-                self._over = None
-            self.events.seal()
-            # It can no longer be stopped, is kept for a while, and a task would keep its whole context alive.
-            self._task = None
+        if goes_on:
+            self.earlier = len(self.events)
+        elif isinstance(payload, _TERMINAL):
+            self._end()
+        for wake in self._followers:
+            wake()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.ended_at = time.monotonic()
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+        self.events.seal()
+        # It can no longer be stopped, is kept for a while, and a task would keep its whole context alive.
+        self._task = None
+
+    def mirror_from_now_on(self, *, run_over: bool = False) -> None:
+        """Let it go: it has no end here but what another instance says, or storage. Its followers wake. `run_over`:
+        nothing of its run is being recorded any more, so that it can be stopped."""
+        self.let_go = True
+        self._settled = self._settled and not run_over
+        for wake in self._followers:
+            wake()
+
+    def end_unseen(self) -> None:
+        """End it without an event: who follows it has them all, the end included, and this process none."""
+        self._end()
         for wake in self._followers:
             wake()
 
@@ -544,6 +581,15 @@ class Turn:
         """Stop calling `wake`."""
         if wake in self._followers:
             self._followers.remove(wake)
+
+    def abandon(self) -> None:
+        """End its run without an end, since another instance may go on with it. No effect before it is accepted; once
+        it is settled, what becomes of its end is left to storage."""
+        if self.ended or self.let_go or not self.has_published:
+            return
+        if self._task is not None and self._begun and not self._settled:
+            self._task.cancel()
+        self.mirror_from_now_on()
 
     def cancel(self) -> None:
         """Ask the turn to stop. It ends with `Cancelled` once its output is recorded. No effect once it is settled."""

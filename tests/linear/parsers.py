@@ -15,6 +15,7 @@ from websockets.server import ServerProtocol
 
 from agentic_backend.agent import answering, questions, sources
 from agentic_backend.chat import frames, handshake, sse
+from agentic_backend.fleet.events import decode_ask, decode_events
 from agentic_backend.knowledge import hits
 from agentic_backend.knowledge.client import enter_timing
 from agentic_backend.llm import chunks as llm_chunks
@@ -317,7 +318,20 @@ _RUNS: Final = (
         behind='{"status":"cancelled","interruptId":"k/words////1/e"}]}',
     ),
 )
+_EVENTS: Final = (
+    *_JSON,
+    *raw('[1,"delta",1,"final","x"],', "[],", before="[", behind="[]]"),
+    *raw("x", "\\n", "é", before='[[1,"thought","', behind='"]]'),
+    *raw("1,", "[", before='[[1,"final",[', behind="1]]]"),
+    *raw('\\"a\\":1,', before='[[1,"message","{', behind='\\"b\\":1}"]]'),
+    *raw("[[1,2]],", '{"a":1},', before='[[1,"sources","[', behind='1]"]]'),
+)
 CASES: Final[dict[str, Case]] = {
+    "agentic_backend/fleet/events.py::decode_ask": (
+        lambda made: decode_ask(made, user_id="u", session_id="s", exchange_id="e"),
+        (*_JSON, *_OBJECT),
+    ),
+    "agentic_backend/fleet/events.py::decode_events": (decode_events, _EVENTS),
     "agentic_backend/surfaces/agui/reading.py::read_input": (lambda body: agui_reading.read_input(body, 10**9), _RUNS),
     f"{_PARSERS}/csv.py::parse": (
         csv.parse,

@@ -23,6 +23,8 @@ AGENTIC = {
     "security": {"user": {"enabled": True}, "hs256_secret": "a secret of at least thirty-two bytes"},
     "ai": {"default_chat_model": MODEL, "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}]},
     "storage": {"postgres": POSTGRES},
+    # With the routes that only several instances have.
+    "persistence": {"ack": "db", "replicas": "many"},
 }
 KNOWLEDGE = {"security": AGENTIC["security"], "storage": {"postgres": POSTGRES}}
 FILES = {"/web"}

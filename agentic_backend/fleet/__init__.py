@@ -1,0 +1,1 @@
+"""What makes several instances one service."""

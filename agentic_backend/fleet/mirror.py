@@ -1,0 +1,129 @@
+"""Follows the turns of other instances: their events become those of a turn here, number by number."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from agentic_backend.fleet.events import MAX_LINE_BYTES, decode_ask, decode_events
+from agentic_backend.fleet.relay import HEARTBEAT_S, PATH
+from agentic_backend.session.stream import Ask, Awaiting, Turn, TurnEvent
+from backend_kit.client.connections import Connections, open_session
+
+CONNECT_S: Final = 1.0
+_HEARTBEATS: Final = 3
+"""A peer that says nothing for so many heartbeats is lost."""
+
+
+class TurnNotThere(Exception):
+    """The instance has no such turn, or does not know the token that it was shown."""
+
+
+class PeerLost(Exception):
+    """The instance cannot be reached, fell silent, stopped in mid-turn, or said what makes no sense. Its text names
+    no content."""
+
+
+class Peers:
+    """The connections to the other instances of the fleet. Built on the running loop, closed by `aclose`."""
+
+    def __init__(self, base: str, *, heartbeat_s: float = HEARTBEAT_S, connect_s: float = CONNECT_S) -> None:
+        """`base` is the base path of the services. A peer gets `connect_s` to accept a connection, and is lost once it
+        has been silent for three times `heartbeat_s`; both in seconds."""
+        self._path = base + PATH
+        self._silence_s = _HEARTBEATS * heartbeat_s
+        limits = Connections(connect_s=connect_s, pool_s=None, read_s=self._silence_s)
+        self._session = open_session(limits)
+
+    async def follow(
+        self,
+        url: str,
+        token: str,
+        *,
+        user_id: str,
+        session_id: str,
+        exchange_id: str,
+        after: int,
+        on_ask: Callable[[Ask], None] | None = None,
+    ) -> AsyncGenerator[list[TurnEvent]]:
+        """The events of a turn of the instance at `url` behind the event with number `after` (0: all), as they come.
+
+        It ends behind the terminal one, or at once where `after` is that. Raises `TurnNotThere` and `PeerLost`. Whoever
+        stops before the end closes it. `on_ask` first gets what was asked, as far as clients see it: a mirror that has
+        it as its ask is told like the turn itself.
+        """
+        query = {"user": user_id, "session": session_id, "exchange": exchange_id, "after": str(after)}
+        last: TurnEvent | None = None
+        try:
+            response = await self._open(url, token, query)
+            async with response, aclosing(lines_of(response.content.iter_any())) as lines:
+                head = await anext(lines, b"")
+                asked = decode_ask(head, user_id=user_id, session_id=session_id, exchange_id=exchange_id)
+                if on_ask is not None:
+                    on_ask(asked)
+                async for line in lines:
+                    events = decode_events(line)
+                    last = events[-1] if events else last
+                    yield events
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
+            raise PeerLost(type(error).__name__) from None
+        if last is not None and not last.terminal:
+            raise PeerLost("the turn has no end")
+
+    async def _open(self, url: str, token: str, query: dict[str, str]) -> aiohttp.ClientResponse:
+        """A good answer up to its first line. Raises `TurnNotThere`, `PeerLost`, and what the client raises."""
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        async with asyncio.timeout(self._silence_s):  # also of the look-up of a name
+            response = await self._session.get(
+                URL(url.rstrip("/") + self._path), params=query, headers=headers, allow_redirects=False
+            )
+        if response.status == 200:
+            return response
+        response.release()
+        raise TurnNotThere if response.status == 404 else PeerLost(f"HTTP {response.status}")
+
+    async def aclose(self) -> None:
+        """Close the connections. Whoever follows a turn loses its peer."""
+        await self._session.close()
+
+
+async def lines_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The lines of a text that comes in parts, without the empty ones. Raises ValueError for one that is too long or
+    has no end."""
+    begun = bytearray()
+    async for part in parts:
+        *whole, rest = part.split(b"\n")
+        for end in whole:
+            line = bytes(begun) + end
+            begun.clear()
+            if line:
+                yield line
+        begun += rest
+        if len(begun) > MAX_LINE_BYTES:
+            raise ValueError("a line of events is too long")
+    if begun:
+        raise ValueError("a line of events has no end")
+
+
+async def mirror(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -> None:
+    """Have a turn here take the events of the one that it mirrors, until its end, and close them.
+
+    Raises what they raise. Taken again from the turn's last event on, nothing is there twice.
+    """
+    asked: TurnEvent | None = None
+    async with aclosing(events):
+        async for batch in events:
+            for event in batch:
+                if asked is not None:
+                    turn.take(asked, goes_on=True)
+                    asked = None
+                # Whether it ends the exchange only what follows shows: a person may have let the run continue.
+                if isinstance(event.payload, Awaiting):
+                    asked = event
+                else:
+                    turn.take(event)
+    if asked is not None:
+        turn.take(asked)
