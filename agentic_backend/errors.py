@@ -6,7 +6,7 @@ ServiceError (backend_kit.wire)
 ├── Unauthenticated, Forbidden
 ├── AgentRefused                                 an agent with values that are not allowed
 ├── SessionLimitReached
-├── SessionBusy, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
+├── SessionBusy, SessionRecovering, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
 ├── NotAwaiting                                  a person's answer to no open question
@@ -108,6 +108,12 @@ class SessionBusy(ServiceError):
     """The session is in a turn and the ask has `if_busy: reject`, or its queue is full."""
 
     code: ClassVar[Code] = Code.SESSION_BUSY
+
+
+class SessionRecovering(ServiceError):
+    """The instance that ran the session's newest turn is gone, and its end may be in that instance's spool alone."""
+
+    code: ClassVar[Code] = Code.SESSION_RECOVERING
 
 
 class TooManyTurns(ServiceError):

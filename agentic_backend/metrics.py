@@ -50,6 +50,7 @@ class AgenticMetrics(ServiceMetrics):
         self._sockets()
         self._persistence()
         self._spool()
+        self._fleet()
         self._compatible()
         self._retention()
         self._replication()
@@ -309,6 +310,31 @@ class AgenticMetrics(ServiceMetrics):
             "app_persist_fill_ratio",
             "What waits for Postgres, by its bound: at 1 new turns are refused.",
             "persist_fill",
+        )
+
+    def _fleet(self) -> None:
+        self.fleet_instances: KpiGauge = self._level(
+            "app_fleet_instances", "Instances that have renewed lately, this one included.", "fleet_instances"
+        )
+        self.fleet_relayed_turns: KpiGauge = self._level(
+            "app_fleet_relayed_turns", "Turns of this instance that others follow.", "fleet_relayed"
+        )
+        self.fleet_mirrored_turns: KpiGauge = self._level(
+            "app_fleet_mirrored_turns", "Turns of other instances that are followed here.", "fleet_mirrored"
+        )
+        self.fleet_takeovers: Counter = self._kpi.counter(
+            "fleet_takeovers",
+            PrometheusCounter(
+                "app_fleet_takeovers_total",
+                "Turns of instances that died, taken over by this one.",
+                registry=self._registry,
+            ),
+        )
+        self.fleet_takeover_s: Seconds = self._timer(
+            "app_fleet_takeover_seconds",
+            "From the last sign of life of an instance to the takeover of a turn of it.",
+            "fleet_takeover_ms",
+            buckets.TURN,
         )
 
     def _compatible(self) -> None:

@@ -706,8 +706,9 @@ class PersistenceSettings(Section):
     """What `final` waits for: `spool` = the local disk, `db` = Postgres, `none` = nothing, so a crash may lose
     turns."""
     replicas: Literal["single", "many"] = "single"
-    """`many` if other instances use the same database; it needs `ack: db`. With `single` a second instance ends with
-    exit code 3."""
+    """`many` if other instances use the same database; `ack` is then `db` unless it is set to `spool`, where a session
+    whose instance has died waits for the spool of that instance. With `single` a second instance ends with exit code
+    3."""
     spool_dir: Text = ".turnwise/spool"
     """Directory of the spool, used by one process only, on a volume that outlives it."""
     max_records: Positive = 20_000
@@ -719,12 +720,27 @@ class PersistenceSettings(Section):
     batch_linger_ms: Count = 200
     """Milliseconds that the first turn of a batch waits for others; 0 = none. With `ack: db` at most 5."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _many_wait_for_postgres(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("replicas") == "many":
+            return {"ack": "db", **values}
+        return values
+
     @model_validator(mode="after")
     def _promises_are_kept(self) -> "PersistenceSettings":
-        """Refuse a spool with several instances: none of them sees the turns in another's spool."""
-        if self.replicas == "many" and self.ack != "db":
-            raise SettingsRefused("replicas: many needs ack: db", "ack")
+        """Refuse several instances without a promise: the next one would not know what was answered."""
+        if self.replicas == "many" and self.ack == "none":
+            raise SettingsRefused("replicas: many needs ack: db or spool", "ack")
         return self
+
+
+class FleetSettings(Section):
+    """How the instances of `persistence.replicas: many` reach one another."""
+
+    url: Text | None = None
+    """Where the other instances reach this one, e.g. `http://10.0.0.5:8000`; none = its own address, or where it
+    listens on all of them that by which it reaches Postgres. It must not lead to a balancer."""
 
 
 class PerUser(Section):
@@ -815,7 +831,7 @@ class HistorySettings(Section):
 
     cache_mb: Count = 64
     """MiB of recent history kept in memory, the least recently used dropped first; 0 = read from Postgres for each
-    turn. No effect with `replicas: many`."""
+    turn."""
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
     """Days without a turn after which a session is deleted with everything that belongs to it; 0 = kept until a user
     deletes it."""
@@ -872,6 +888,7 @@ class AgenticSettings(ServiceSettings):
     mcp: Mcp = Mcp()
     storage: Storage
     persistence: PersistenceSettings = PersistenceSettings()
+    fleet: FleetSettings = FleetSettings()
     limits: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     server: Server = Server()

@@ -32,11 +32,12 @@ class Turns(Protocol):
     def submit(self, ask: Ask) -> Turn:
         """Start the turn of an ask; if it is refused, the refusal is the turn's only event."""
 
-    def find(self, exchange_id: str, user_id: str) -> Turn | None:
-        """The user's turn, running or kept."""
+    async def stop(self, exchange_id: str, user_id: str) -> bool:
+        """Cancel the user's turn; False if none runs."""
 
-    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str) -> Turn:
-        """The user's turn, running, kept or rebuilt from history; a refusal is the turn's only event."""
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str, after_seq: int) -> Turn:
+        """The user's turn, running, kept or rebuilt from history; a refusal is the turn's only event. The caller wants
+        what comes after `after_seq`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def begin_turn(
 ) -> Follow:
     """Start the turn that a frame asks for, or find the one that it resumes."""
     if isinstance(frame, frames.Resume):
-        turn = turns.resume(frame.session_id, frame.exchange_id, asker.user_id, request_id)
+        turn = turns.resume(frame.session_id, frame.exchange_id, asker.user_id, request_id, frame.after_seq)
         return Follow(turn, turn.after(frame.after_seq))
     if isinstance(frame, frames.HumanResume):
         return _submit(turns, frames.human_answer_of(frame, asker, request_id))
@@ -130,19 +131,16 @@ class NativeDialect:
         elif self.principal.identity.ended():
             raise AuthError("Token has expired")
         elif isinstance(frame, frames.Cancel):
-            self._cancel(frame.exchange_id)
+            await self._cancel(frame.exchange_id)
         elif len(self.outbox.follows) >= _FOLLOWED_TURNS:
             raise self.limits.too_many_asks()
         else:
             await self.principal.confirm()
             self.outbox.follow(begin_turn(self.turns, frame, self.principal.asker, uuid4().hex))
 
-    def _cancel(self, exchange_id: str) -> None:
-        turn = self.turns.find(exchange_id, self.principal.asker.user_id)
-        if turn is None or turn.ended:
+    async def _cancel(self, exchange_id: str) -> None:
+        if not await self.turns.stop(exchange_id, self.principal.asker.user_id):
             self.outbox.say(relay.native_error(ExchangeNotFound.code, request_id=uuid4().hex, exchange_id=exchange_id))
-            return
-        turn.cancel()
 
     def refuse(self, _text: str, error: ServiceError) -> None:
         """See `Dialect.refuse`. A client that keeps sending unreadable frames is closed with 1008."""

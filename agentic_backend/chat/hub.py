@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentic_backend.chat.dialects import CompatibleDialect, FrameLimits, NativeDialect, Turns, begin_turn
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.frames import Asker
+from agentic_backend.chat.frames import Asker, Resume
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.chat.socket import ChatSocket, SocketMeters
@@ -128,9 +128,14 @@ class SocketHub:
         asker = Asker(identity.uid, request.state.credentials, traceparent_of(request))
 
         def begin() -> Follow:
-            follow = begin_turn(turns, frame, asker, number)
+            asked = frame
+            if last_event_id is not None and isinstance(frame, Resume):
+                asked = frame.model_copy(update={"after_seq": last_event_id})
+            follow = begin_turn(turns, asked, asker, number)
             if last_event_id is not None:
                 follow.cursor = follow.turn.after(last_event_id)
+                if not follow.turn.events:
+                    follow.turn.begins_after = last_event_id  # if another instance runs it
             return follow
 
         return self.event_stream(request, identity.uid, begin)

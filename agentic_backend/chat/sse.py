@@ -170,7 +170,7 @@ class EventStream(Response):
 
     async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
         turn, writer = follow.turn, self._writer
-        while follow.up_to_date and not turn.has_published and not self._silent:
+        while follow.up_to_date and not (turn.has_published or turn.ended or self._silent):
             if not await self._woken():
                 return
         refusal = turn.events[turn.earlier].payload if turn.has_published else None

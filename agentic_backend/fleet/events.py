@@ -235,6 +235,7 @@ _SESSION: Final = _Form(_session, _session_text)
 
 KINDS: Final = (
     _Kind("accepted", stream.Accepted, _optional(_COUNT)),
+    _Kind("restarted", stream.Restarted, _COUNT),
     _Kind("delta", TextDelta, _COUNT, _Form(_channel), _TEXT),
     _Kind("thought", stream.ThoughtDelta, _TEXT),
     _Kind("custom", stream.CustomSaid, _JSON),

@@ -117,6 +117,8 @@ class RelayedTurn(Response):
         self._tick(state["abort"])
         try:
             await self._write(send, state.get("send_now"))
+            if _is_let_go(turn):
+                state["abort"]()  # it has no end here: whoever follows looks for who has it
         finally:
             state["on_gone"](None)
             relay.following -= 1
@@ -130,7 +132,7 @@ class RelayedTurn(Response):
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._send(send, encode_ask(self._turn.ask) + b"\n")
         self._send_now = send_now
-        while not self._gone:
+        while not (self._gone or _is_let_go(self._turn)):
             if self._unsent or not self._up_to_date:
                 said, self._unsent = self._unsent or self._next_line(), b""
                 await self._send(send, said)
@@ -163,7 +165,7 @@ class RelayedTurn(Response):
         self._due = None
         if self._sending_since:
             return  # the task says what has come when it has said what it is at
-        if self._send_now is None or self._turn.ended or self._unsent:
+        if self._send_now is None or self._turn.ended or self._turn.let_go or self._unsent:
             self._wake.set()
             return
         failed = True
@@ -210,3 +212,8 @@ class RelayedTurn(Response):
                 handle.cancel()
         if not turn.ended and turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
+
+
+def _is_let_go(turn: Turn) -> bool:
+    """Whether it has no end here, though one may come."""
+    return turn.let_go and not turn.ended

@@ -16,7 +16,6 @@ from agentic_backend.persist.database import history_database
 from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.graph_pool import GraphPool
-from agentic_backend.persist.lease import SessionLeases, lease_s
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.session.models import MAX_RESTARTS, AskRecord, Session, TurnRecord
@@ -52,6 +51,8 @@ class PersistenceRules:
 
     ack_s: float = 4.0
     """How long a `final` that the disk did not take waits for its commit."""
+    many_ack_s: float = 60.0
+    """The same where other instances may take the turn: it either commits or is theirs."""
     spool_s: float = 1.0
     """How long a `final`, or a delete or change whose commit is late, waits for the disk."""
     commit_s: float = 5.0
@@ -65,8 +66,8 @@ class PersistenceRules:
 class Persistence:
     """Owns the pools, the spool, the queue and the batcher; provides the ports of the session layer.
 
-    `store` reads (SessionStore), `log` takes finished turns (TurnLog), `leases` decides which instance runs a turn
-    (Leases; None for a single instance); `agents`, `attachments`, `feedback` and `figures` are named for their ports.
+    `store` reads (SessionStore), `log` takes finished turns (TurnLog); `agents`, `attachments`, `feedback` and
+    `figures` are named for their ports.
     `on_state` gets each state of connecting to the database; after `refused` the service can never become ready and
     should end, as it should when `give_up` is called with the exit code, because it can have no claim on the database
     (`Owner`). `possessions` is what this process took at its start. Construct it on the event loop: it counts what an
@@ -105,15 +106,13 @@ class Persistence:
             self.spool = spool(Path(chosen.spool_dir), on_commit, lock=possessions.spool, vigil=tasks.vigil)
             self.spool.start()
         self.pending = Pending(None if self.spool is None else self.spool.read, keep_bytes=rules.keep_bytes)
-        # Other instances write to shared sessions, so a cache here would be stale.
-        cache_mb = 0 if many else settings.history.cache_mb
-        self.cache = HistoryCache(cache_mb * _MIB, settings.ai.restore_max_exchanges, clock=clock)
-        self.leases = SessionLeases(self.database, self.pending, length_s=lease_s(settings)) if many else None
+        self.cache = HistoryCache(settings.history.cache_mb * _MIB, settings.ai.restore_max_exchanges, clock=clock)
         queue = batch_rules(settings)
         self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, queue, kpi=kpi, metrics=metrics)
-        queries = Queries(self.database)
+        self.queries = queries = Queries(self.database)
         self._open_ports(queries)
-        commit_s, ack_s, spool_s = rules.commit_s, rules.ack_s, rules.spool_s
+        commit_s, spool_s = rules.commit_s, rules.spool_s
+        ack_s = rules.many_ack_s if many else rules.ack_s
         self.store = PostgresSessionStore(
             queries,
             self.pending,
@@ -125,7 +124,9 @@ class Persistence:
             spool_s=spool_s,
         )
         parts = (self.batcher, self.pending, self.spool, self.cache)
-        self.log = PersistentTurnLog(chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s)
+        self.log = PersistentTurnLog(
+            chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s, notes_asks=not many
+        )
         self._graphs = GraphPool(settings.storage.postgres, metrics, settings.ai.graph_connections)
         self.checkpoints = PostgresCheckpoints(self._graphs)
         self.graph_state = PostgresGraphState(self._graphs)
@@ -196,8 +197,6 @@ class Persistence:
         """
         away = self.spool is not None and self.batcher.blocked_by is not None
         await self.batcher.aclose(0.0 if away else self._close_s)
-        if self.leases is not None:
-            await self.leases.aclose()
         if self.spool is not None:
             await self.spool.aclose()
         self.owner.close()
@@ -285,11 +284,12 @@ def batch_rules(settings: AgenticSettings) -> BatchRules:
     """The bounds of the queue. Its reserve has room for the turns that may be running when it fills up."""
     chosen = settings.persistence
     reserve = settings.limits.max_turns or chosen.max_records
+    waited_for = chosen.ack == "db" or chosen.replicas == "many"
     return BatchRules(
         queue_max_records=chosen.max_records,
         reserve_records=min(reserve, chosen.max_records // 2),
         queue_max_bytes=chosen.max_bytes_mb * _MIB,
         max_records=chosen.batch_max_records,
-        # Nobody waits for Postgres but with `db`.
-        linger_s=min(chosen.batch_linger_ms, _DB_LINGER_MS if chosen.ack == "db" else chosen.batch_linger_ms) / 1e3,
+        # With `db` their clients wait for Postgres, and of several instances the others do.
+        linger_s=(min(chosen.batch_linger_ms, _DB_LINGER_MS) if waited_for else chosen.batch_linger_ms) / 1e3,
     )

@@ -111,15 +111,15 @@ class Exchange:
             extras["late_thoughts"] = "\n".join(stretch.text for stretch in self._kept)
         return extras
 
-    def open(self, asked: ChatMessage | None = None) -> ChatMessage:
-        """Create, keep and publish the user's message, or reuse `asked` if it was asked before."""
-        rank = self._take_rank()
-        if asked is None:
-            asked = self._message("user", "final", self._asked_parts(), self._noted({}), rank)
-        else:
-            self.messages.append(asked)
+    def question(self) -> ChatMessage:
+        """The user's message, as `open` publishes it."""
+        return self._encoded("user", "final", self._asked_parts(), self._noted({}), self._next_rank)
+
+    def open(self, asked: ChatMessage) -> None:
+        """Keep and publish the user's message."""
+        self._take_rank()
+        self.messages.append(asked)
         self.turn.publish(Whole(asked))
-        return asked
 
     def _asked_parts(self) -> list[Part]:
         """The question; where a client lets the agent go on from results of its own tools, these."""
@@ -133,18 +133,15 @@ class Exchange:
         """Keep the messages of the run that waited for a person: they were published then."""
         self.messages.extend(earlier)
 
-    def decide(self, asked: Mapping[str, Any], decided: ChatMessage | None = None) -> ChatMessage:
-        """Create, keep and publish what the person said to the question `asked`, with who said it and when.
+    def decision(self, asked: Mapping[str, Any]) -> ChatMessage:
+        """What the person said to the question `asked`, with who said it and when, as `decide` publishes it."""
+        return self._encoded("user", "observation", *self._decision(asked), self._next_rank)
 
-        It is `decided` where a run that was cut off runs again.
-        """
-        rank = self._take_rank()
-        if decided is None:
-            decided = self._message("user", "observation", *self._decision(asked), rank)
-        else:
-            self.messages.append(decided)
+    def decide(self, decided: ChatMessage) -> None:
+        """Keep and publish what the person said."""
+        self._take_rank()
+        self.messages.append(decided)
         self.turn.publish(Whole(decided))
-        return decided
 
     def _decision(self, asked: Mapping[str, Any]) -> tuple[list[Part], dict[str, Any]]:
         """The parts and the metadata of what the person said."""
@@ -305,11 +302,17 @@ class Exchange:
     def _message(
         self, role: Role, channel: Channel, parts: list[Part], metadata: dict[str, Any], rank: int
     ) -> ChatMessage:
+        message = self._encoded(role, channel, parts, metadata, rank)
+        self.messages.append(message)
+        return message
+
+    def _encoded(
+        self, role: Role, channel: Channel, parts: list[Part], metadata: dict[str, Any], rank: int
+    ) -> ChatMessage:
         message = self._built(role, channel, parts, metadata, rank)
         if b"\\u0000" in message.json:
             # Tools and agents may write NUL; Postgres would refuse the whole turn for it.
             message = self._built(role, channel, _cleaned(parts), _cleaned(metadata), rank)
-        self.messages.append(message)
         return message
 
     def _built(

@@ -108,20 +108,25 @@ class DoorRerun(Rerun):
 class AskRecord:
     """Notes that a turn has begun. Written without waiting before the model is called; after a crash the next process
     runs the turn again by itself if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages
-    between question and answer if the run continues after a person was asked, else None.
+    between question and answer if the run continues after a person was asked, else None. `agent_id` is who was asked,
+    where no `rerun` says so; records of older programs leave it open.
     """
 
     session: Session
     user_message: ChatMessage
     earlier: tuple[ChatMessage, ...] | None = None
     rerun: Rerun | None = None
+    agent_id: str = ""
 
     def encode(self) -> bytes:
         """Shape: `{"op":"ask","schema":1,"session":{…,"version":n},"rerun":{…},"message":ChatMessage,
-        "earlier":[ChatMessage…]}`; no `rerun` and no `earlier` where there is none, as in records of older programs."""
+        "earlier":[ChatMessage…]}`; no `rerun` and no `earlier` where there is none, as in records of older programs;
+        without `rerun` an `agent_id`."""
         fields: dict[str, Any] = {"op": "ask", "schema": 1, "session": self.session.stored()}
         if self.rerun is not None:
             fields["rerun"] = self.rerun  # orjson knows dataclasses: `asdict` would take nine times as long
+        elif self.agent_id:
+            fields["agent_id"] = self.agent_id
         head = dumps(fields)
         body = head[:-1] + b',"message":' + self.user_message.json
         if self.earlier is not None:
@@ -138,6 +143,7 @@ class AskRecord:
             ChatMessage.build(**fields["message"]),
             None if earlier is None else tuple(ChatMessage.build(**message) for message in earlier),
             None if rerun is None else DoorRerun.decode(rerun),
+            fields.get("agent_id", ""),
         )
 
     def begun_again(self) -> "AskRecord":
@@ -163,7 +169,7 @@ class AskRecord:
             channel="final",
             parts=[text_part("")],
             metadata={
-                "agent_id": self.session.agent_id,
+                "agent_id": self.agent_id or self.session.agent_id,
                 "finish_reason": "cancelled",
                 "extras": extras,
             },

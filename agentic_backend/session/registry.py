@@ -1,6 +1,7 @@
 """The turns of this process: which run, which wait, which ended recently, and how they are drained."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict, deque
@@ -14,6 +15,7 @@ from agentic_backend.errors import (
     Conflict,
     Draining,
     ExchangeNotFound,
+    HistoryUnavailable,
     NotAwaiting,
     SessionBusy,
     SessionNotFound,
@@ -21,10 +23,10 @@ from agentic_backend.errors import (
 )
 from agentic_backend.events import utc_now
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.models import Session
+from agentic_backend.session.models import AskRecord, Session
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
-from agentic_backend.session.restarts import RestartRules, Restarts
-from agentic_backend.session.store import CutOffTurns, TurnLog
+from agentic_backend.session.restarts import RestartRules, Restarts, ask_of
+from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost, SessionAwaited, TurnLog
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
@@ -86,6 +88,8 @@ class TurnRegistry:
         self._log = log
         self._tasks = tasks
         self._turns: dict[_Key, Turn] = {}
+        # Those that other instances run, and that somebody follows here.
+        self._mirrors: dict[_Key, Turn] = {}
         self._ended: OrderedDict[_Key, Turn] = OrderedDict()
         self._ended_bytes = 0
         self._ended_events = 0
@@ -121,10 +125,12 @@ class TurnRegistry:
         turn = Turn(ask, before)
         try:
             _expect_allowed(ask)
-            if known is not None and ask.human is None and _same(known.ask, ask):
-                return known
+            if ask.human is None and known is not None and _same(known.ask, ask):
+                known = self._turns.get(key) or self._kept(key)
+                if known is not None:
+                    return known
             if known is not None and before is None:
-                raise _conflict_with(known, ask)
+                raise _conflict_with(known.ask, ask)
             self._admit(ask)
         except ServiceError as error:
             refuse(turn, error)
@@ -141,26 +147,103 @@ class TurnRegistry:
         for turn in self._restarts.begin():
             self._start((turn.ask.user_id, turn.ask.exchange_id), turn)
 
+    def take_up(self, cut: AskRecord) -> None:
+        """Run a turn that another instance had begun, unless it runs here already. Only after `begin_again`."""
+        assert self._restarts is not None
+        turn = self._restarts.turn_of(cut)
+        key = (turn.ask.user_id, turn.ask.exchange_id)
+        if key not in self._turns:
+            self._drop(key)
+            slot, place = self._slots.get(self._slot_key(turn.ask)), None
+            if slot is not None:
+                slot.known = None  # it was another instance's meanwhile
+                if slot.running is not None:
+                    # What runs here waits for the session, in which this turn was accepted first.
+                    slot.running.gives_way = slot.running.cut is None
+                    place = _queue(slot, turn, first=True)
+            self._start(key, turn, place)
+
+    def running_ids(self) -> list[str]:
+        """The exchange ids of the turns that run here, or wait to."""
+        return [turn.ask.exchange_id for turn in self._turns.values()]
+
+    def let_go(self) -> None:
+        """End every run without an end: other instances may go on with them."""
+        for turn in list(self._turns.values()):
+            turn.abandon()
+
+    def runs(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The user's turn that this process itself runs or has run lately, or None.
+
+        One that asked a person only while it is the newest of its session here: they may have answered elsewhere.
+        """
+        key = (user_id, exchange_id)
+        turn = self._turns.get(key) or self._ended.get(key)
+        if turn is not None and turn.ended and isinstance(turn.events[-1].payload, Awaiting):
+            slot = self._slots.get(self._slot_key(turn.ask))
+            return turn if slot is not None and slot.newest == exchange_id else None
+        return turn
+
     def find(self, exchange_id: str, user_id: str) -> Turn | None:
         """The user's turn, running or kept, or None."""
         key = (user_id, exchange_id)
-        return self._turns.get(key) or self._ended.get(key)
+        return self._turns.get(key) or self._mirrors.get(key) or self._kept(key)
 
-    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "") -> Turn:
-        """The user's turn, running or kept, else rebuilt from history. Never waits and never raises.
+    def _kept(self, key: _Key) -> Turn | None:
+        """One that has ended, unless a person may have let it go on at another instance."""
+        turn = self._ended.get(key)
+        asked = turn is not None and isinstance(turn.events[-1].payload, Awaiting)
+        return None if asked and self._runner.elsewhere is not None else turn
 
-        `exchange_not_found` is the returned turn's only event where the session has no such exchange, or is another's.
+    async def locate(self, exchange_id: str, user_id: str) -> Turn | None:
+        """The user's turn that runs, here or elsewhere, or has lately here; None where only history may have it. May
+        raise `HistoryUnavailable`."""
+        turn, elsewhere = self.find(exchange_id, user_id), self._runner.elsewhere
+        if turn is not None or elsewhere is None:
+            return turn
+        cut = await elsewhere.find(exchange_id, user_id)
+        if cut is None:
+            return None
+        turn = self.resume(cut.session.id, exchange_id, user_id)
+        if not turn.ask.agent_id:
+            turn.ask = ask_of(cut)
+        return turn
+
+    async def stop(self, exchange_id: str, user_id: str) -> bool:
+        """Cancel the user's turn, wherever it runs; False if none does. May raise `HistoryUnavailable`."""
+        turn = self.find(exchange_id, user_id)
+        if turn is not None:
+            turn.cancel()
+            return not turn.ended
+        elsewhere = self._runner.elsewhere
+        return elsewhere is not None and await elsewhere.stop(exchange_id, user_id)
+
+    def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "", after_seq: int = 0) -> Turn:
+        """The user's turn, running or kept, else as another instance or history tells it. Never waits and never raises.
+
+        One that another instance runs may begin behind the event with number `after_seq`. `exchange_not_found` is the
+        returned turn's only event where the session has no such exchange, or is another's.
         """
         turn = self.find(exchange_id, user_id)
-        if turn is not None and turn.ask.session_id == session_id:
+        if turn is not None and turn.ask.session_id == session_id and turn.begins_after <= after_seq:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
         told = Turn(ask)
-        self._tasks.spawn("tell", lambda: self._replay(told))
+        told.begins_after = after_seq
+        if self._runner.elsewhere is not None:
+            self._mirrors[user_id, exchange_id] = told
+        told.bind(self._tasks.spawn("tell", lambda: self._replay(told)))
         return told
 
     async def forget(self, session_id: str, user_id: str) -> None:
-        """Stop the session's turns and drop its state, because it is about to be deleted."""
+        """Stop the session's turns and drop its state, here and elsewhere, because it is about to be deleted. May raise
+        `HistoryUnavailable`."""
+        if self._runner.elsewhere is not None:
+            await self._runner.elsewhere.forget(session_id, user_id)
+        await self.forget_here(session_id, user_id)
+
+    async def forget_here(self, session_id: str, user_id: str) -> None:
+        """Stop the session's turns and drop its state, in this process."""
         # Repeated until none is left: an ask that arrives while a turn ends still finds the session.
         while (slot := self._slots.pop((user_id, session_id), None)) is not None:
             for place, _ in slot.waiting:
@@ -215,24 +298,35 @@ class TurnRegistry:
         return lately or slot.running is not None or bool(slot.waiting)
 
     def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
-        """Take over preferences that were stored, also for the turn that runs now."""
-        slot = self._slots.get((user_id, session_id))
-        if slot is None:
-            return
-        if slot.known is not None:
-            slot.known = replace(slot.known, session=slot.known.session.preferring(preferences))
-        if slot.running is not None:
-            slot.running.preferences = preferences
+        """Take over preferences that were stored, also for the turn that runs now, here or elsewhere."""
+        self._take_over(session_id, user_id, preferences=preferences)
+        self._tell_changed(session_id, user_id)
 
     def rename(self, session_id: str, user_id: str, title: str) -> None:
-        """Take over a title that was stored, also for the turn that runs now."""
+        """Take over a title that was stored, also for the turn that runs now, here or elsewhere."""
+        self._take_over(session_id, user_id, title=title)
+        self._tell_changed(session_id, user_id)
+
+    def reread(self, session: Session) -> None:
+        """Take over what another instance has stored of a session outside a turn."""
+        self._take_over(session.id, session.user_id, preferences=session.preferences, title=session.title or None)
+
+    def _take_over(
+        self, session_id: str, user_id: str, *, preferences: dict[str, Any] | None = None, title: str | None = None
+    ) -> None:
         slot = self._slots.get((user_id, session_id))
         if slot is None:
             return
         if slot.known is not None:
-            slot.known = replace(slot.known, session=slot.known.session.titled(title))
+            slot.known = replace(slot.known, session=slot.known.session.preferring(preferences).titled(title))
         if slot.running is not None:
-            slot.running.title = title
+            slot.running.preferences = slot.running.preferences if preferences is None else preferences
+            slot.running.title = slot.running.title if title is None else title
+
+    def _tell_changed(self, session_id: str, user_id: str) -> None:
+        elsewhere = self._runner.elsewhere
+        if elsewhere is not None:
+            self._tasks.spawn("tell-changed", lambda: elsewhere.tell_changed(session_id, user_id))
 
     def expire(self) -> None:
         """Drop ended turns above the age or the byte limit."""
@@ -271,11 +365,12 @@ class TurnRegistry:
         except TimeoutError:
             logger.error("%d turns did not end within %.1f s of their stop", len(self._turns), deadline_s)
 
-    def _start(self, key: _Key, turn: Turn) -> None:
+    def _start(self, key: _Key, turn: Turn, place: "asyncio.Future[None] | None" = None) -> None:
+        """Run the turn. `place` is what it has already among those that wait for its session."""
         self._turns[key] = turn
         self._quiet.clear()
         self._admission.enter_user(turn.ask.user_id)
-        turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn)))
+        turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn, place)))
 
     def _admit(self, ask: Ask) -> None:
         if self.draining:
@@ -296,34 +391,103 @@ class TurnRegistry:
             raise SessionBusy(retry_after_s=1.0)
 
     async def _replay(self, turn: Turn) -> None:
+        key = (turn.ask.user_id, turn.ask.exchange_id)
         try:
-            await self._runner.tell(turn)
+            with contextlib.suppress(asyncio.CancelledError):
+                turn.begin()  # one that is stopped already is stopped where it runs
+            await self._tell(turn)
         finally:
+            if self._mirrors.get(key) is turn:
+                del self._mirrors[key]
             _end_unforeseen(turn)
 
-    async def _run(self, key: _Key, turn: Turn) -> None:
-        ask = turn.ask
-        slot_key = self._slot_key(ask)
-        slot = self._slot(slot_key)
-        try:
-            turn.begin()
-            await self._wait_for_session(slot_key, slot, turn)
+    async def _tell(self, turn: Turn) -> None:
+        """Publish an exchange that this process does not run: as the instance does that runs it, else from history."""
+        elsewhere, stopped = self._runner.elsewhere, turn.cancel_requested
+        while elsewhere is not None:
             try:
-                known = await self._runner_of(turn).run_turn(turn, slot.known)
-                if known is not None:
-                    changed = known.session.preferring(turn.preferences).titled(turn.title)
-                    known = replace(known, session=changed)
-                slot.known = known if self._rules.by_session else None
-                slot.newest = ask.exchange_id
-            finally:
-                self._free(slot_key, slot)
+                if await elsewhere.mirror(turn):
+                    if not turn.ended:
+                        refuse(turn, ExchangeNotFound())  # nobody is there who would see it
+                    return
+                break
+            except HistoryUnavailable as error:
+                refuse(turn, error)
+                return
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if stopped or not turn.cancel_requested or task is None:
+                    refuse(turn, Draining(retry_after_s=2.0))  # the process ends, and the turn goes on elsewhere
+                    raise
+                stopped = True
+                task.uncancel()
+                with contextlib.suppress(HistoryUnavailable):
+                    await elsewhere.stop(turn.ask.exchange_id, turn.ask.user_id)
+        await self._runner.tell(turn)
+
+    async def _run(self, key: _Key, turn: Turn, place: "asyncio.Future[None] | None") -> None:
+        slot = self._slot(self._slot_key(turn.ask))
+        try:
+            while not await self._run_in_session(slot, turn, place):
+                slot = self._slot(self._slot_key(turn.ask))
+                place = None if slot.running is None else _queue(slot, turn, first=True)
         except SessionBusy as error:
             refuse(turn, error)
+        except HeldElsewhere:
+            slot.known = None
+            try:
+                await self._expect_same_elsewhere(turn)
+            except ServiceError as error:
+                refuse(turn, error)
+            else:
+                await self._follow_elsewhere(key, turn)
+        except LeaseLost:
+            slot.known = None
+            await self._follow_elsewhere(key, turn)
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one publishes its own end.
             self._stopped_in_line(turn, slot.known)
         finally:
             self._end(key, turn)
+
+    async def _run_in_session(self, slot: _Slot, turn: Turn, place: "asyncio.Future[None] | None") -> bool:
+        """Run the turn once its session is free; False where it gave way to another one, and has yet to run."""
+        slot_key = self._slot_key(turn.ask)
+        await self._wait_for_session(slot_key, slot, turn, place)
+        try:
+            known = await self._runner_of(turn).run_turn(turn, slot.known)
+            if known is not None:
+                changed = known.session.preferring(turn.preferences).titled(turn.title)
+                known = replace(known, session=changed)
+            slot.known = known if self._rules.by_session else None
+            slot.newest = turn.ask.exchange_id
+        except SessionAwaited:
+            turn.gives_way = False
+            return False
+        finally:
+            self._free(slot_key, slot)
+        return True
+
+    async def _expect_same_elsewhere(self, turn: Turn) -> None:
+        """Raise what an ask deserves whose exchange another instance runs, if that was asked something else."""
+        elsewhere, ask = self._runner.elsewhere, turn.ask
+        if elsewhere is None or turn.cut is not None:
+            return
+        cut = await elsewhere.find(ask.exchange_id, ask.user_id)
+        if cut is not None and (ask.human is not None or not _same(ask_of(cut), ask)):
+            raise _conflict_with(ask_of(cut), ask)
+
+    async def _follow_elsewhere(self, key: _Key, turn: Turn) -> None:
+        """Go on as a mirror of a turn that another instance runs, or will."""
+        self._leave(key, turn)
+        self._drop(key)  # what a person was asked before it
+        self._mirrors[key] = turn
+        turn.mirror_from_now_on(run_over=True)
+        try:
+            await self._tell(turn)
+        finally:
+            if self._mirrors.get(key) is turn:
+                del self._mirrors[key]
 
     def _stopped_in_line(self, turn: Turn, known: KnownSession | None) -> None:
         ask = turn.ask
@@ -339,15 +503,18 @@ class TurnRegistry:
     def _runner_of(self, turn: Turn) -> TurnRunner | Restarts:
         return self._runner if turn.cut is None or self._restarts is None else self._restarts
 
-    async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn) -> None:
-        if slot.running is not None:
-            # Checked again: asks from one read were all admitted before any of them waited.
-            self._expect_place(slot, turn.ask)
-            if turn.ask.if_busy == "replace":
-                slot.running.cancel()
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            slot.waiting.append((place, turn))
+    async def _wait_for_session(self, key: _Key, slot: _Slot, turn: Turn, place: "asyncio.Future[None] | None") -> None:
+        if place is None:
+            turn.begin()
+            if slot.running is not None:
+                # Checked again: asks from one read were all admitted before any of them waited.
+                self._expect_place(slot, turn.ask)
+                place = _queue(slot, turn)
+        if place is not None:
             try:
+                turn.begin()
+                if turn.ask.if_busy == "replace" and slot.running is not None:
+                    slot.running.cancel()
                 await place
             except asyncio.CancelledError:
                 if place.done() and not place.cancelled():
@@ -387,18 +554,25 @@ class TurnRegistry:
             if slot.running is None and not slot.waiting:
                 del self._slots[key]
 
+    def _leave(self, key: _Key, turn: Turn) -> None:
+        """It runs here no more, if it did."""
+        if self._turns.get(key) is turn:
+            del self._turns[key]
+            self._admission.leave_user(turn.ask.user_id)
+            if not self._turns:
+                self._quiet.set()
+
     def _end(self, key: _Key, turn: Turn) -> None:
         _end_unforeseen(turn)
-        self._turns.pop(key, None)
-        self._admission.leave_user(turn.ask.user_id)
-        if not turn.forgotten and not _may_be_asked_again(turn):
+        mirrored = self._turns.get(key) is not turn
+        self._leave(key, turn)
+        # What another instance ran that one keeps.
+        if not mirrored and not turn.forgotten and not _may_be_asked_again(turn):
             self._drop(key)
             self._ended[key] = turn
             self._ended_bytes += turn.bytes_held
             self._ended_events += len(turn.events)
             self.expire()
-        if not self._turns:
-            self._quiet.set()
 
     def _drop(self, key: _Key) -> None:
         """Keep an ended turn no longer, if it is kept."""
@@ -406,6 +580,13 @@ class TurnRegistry:
         if turn is not None:
             self._ended_bytes -= turn.bytes_held
             self._ended_events -= len(turn.events)
+
+
+def _queue(slot: _Slot, turn: Turn, *, first: bool = False) -> "asyncio.Future[None]":
+    """A place for the turn among those that wait for the session, done once it is its turn."""
+    place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    (slot.waiting.appendleft if first else slot.waiting.append)((place, turn))
+    return place
 
 
 def _end_unforeseen(turn: Turn) -> None:
@@ -429,10 +610,10 @@ def _awaits(turn: Turn, ask: Ask) -> bool:
     return turn.ended and turn.ask.session_id == ask.session_id and isinstance(turn.events[-1].payload, Awaiting)
 
 
-def _conflict_with(known: Turn, ask: Ask) -> ServiceError:
+def _conflict_with(known: Ask, ask: Ask) -> ServiceError:
     if ask.human is None:
         return Conflict()
-    return NotAwaiting() if known.ask.session_id == ask.session_id else ExchangeNotFound()
+    return NotAwaiting() if known.session_id == ask.session_id else ExchangeNotFound()
 
 
 def _expect_allowed(ask: Ask) -> None:

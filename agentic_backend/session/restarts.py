@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from agentic_backend.errors import Draining, HistoryUnavailable, StorageFull
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.models import AskRecord, DoorRerun
+from agentic_backend.session.models import AskRecord, DoorRerun, Rerun
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
-from agentic_backend.session.store import CutOffTurns
+from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost
 from agentic_backend.session.stream import Ask, HumanAnswer, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
@@ -55,10 +55,14 @@ class Restarts:
 
     def begin(self) -> list[Turn]:
         """The turns that are left, not running yet."""
-        begun = [Turn(ask_of(cut), cut=cut) for cut in self._turns.take_over()]
+        begun = [self.turn_of(cut) for cut in self._turns.take_over()]
         if begun:
             logger.warning("turns that the end of a process cut off are run again: %d", len(begun))
         return begun
+
+    def turn_of(self, cut: AskRecord) -> Turn:
+        """One that another process had begun, not running yet."""
+        return Turn(ask_of(cut), cut=cut)
 
     def leave(self, turn: Turn) -> None:
         """The process ends: a turn that has not begun is left interrupted."""
@@ -77,6 +81,9 @@ class Restarts:
             known = await self._run(turn, known)
             self._turns.drop(cut)  # where it was told from history: it had ended, and only the spool did not know
             unforeseen = False
+        except (HeldElsewhere, LeaseLost):
+            unforeseen = False  # another instance goes on with it
+            raise
         except ServiceError as error:
             unforeseen = False
             self._give_up(turn, cut, error)
@@ -130,8 +137,8 @@ class Restarts:
 
 def ask_of(cut: AskRecord) -> Ask:
     """The ask of a cut-off turn as this process runs it: nobody's credentials, no follower, and the same answer."""
-    rerun, session = cut.rerun, cut.session
-    assert rerun is not None
+    session = cut.session
+    rerun = cut.rerun or Rerun(cut.agent_id or session.agent_id)
     of_door = rerun if isinstance(rerun, DoorRerun) else DoorRerun(rerun.agent_id)
     given = of_door.given
     return Ask(

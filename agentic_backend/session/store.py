@@ -15,6 +15,7 @@ from agentic_backend.session.models import (
     SessionsWanted,
     TurnRecord,
 )
+from agentic_backend.session.stream import Turn
 
 ALL_SESSIONS: Final = SessionsWanted()
 
@@ -95,26 +96,85 @@ async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session
     return session
 
 
+class HeldElsewhere(Exception):
+    """Another instance runs a turn of the session: that of `exchange_id`."""
+
+    def __init__(self, exchange_id: str) -> None:
+        super().__init__("another instance runs a turn of the session")
+        self.exchange_id = exchange_id
+
+
+class LeaseLost(Exception):
+    """Another instance has got the session, or may have: this one may do nothing more for the turn."""
+
+
+class SessionAwaited(Exception):
+    """A turn that was taken over must run in the session before this one, which waits for the session's lease."""
+
+
 class Lease(Protocol):
-    """The right of this instance to run a turn of a session. Whatever is written under it carries `fence`."""
+    """The right of this instance to run turns of a session. Whatever is written under it carries `fence`."""
 
     @property
     def fence(self) -> int:
         """A number that grows whenever another instance gets the session: writes with an older one are refused."""
 
-    async def release(self) -> None:
-        """Let other instances run turns of the session. Never raises; a second call does nothing."""
+    @property
+    def fresh(self) -> bool:
+        """Whether nobody else has had it since this instance knows the session."""
+
+    @property
+    def term(self) -> int:
+        """How often this instance had lost all its leases when it got this one."""
 
 
 class Leases(Protocol):
-    """Decides which instance runs turns of a session, if several share the database."""
+    """Decides which instance runs turns of a session, if several share the database. A lease stays with its holder
+    between turns."""
 
     async def acquire(self, session_id: str, user_id: str) -> Lease:
-        """Take the session for one turn. Until the release no other instance changes it.
+        """Take the session, if this instance does not have it.
 
-        Raises `SessionBusy` if another instance has it, `SessionNotFound`, or `HistoryUnavailable`. After a
-        cancellation nothing is held.
+        The caller must ensure that this instance runs one turn of a session at a time. Raises `HeldElsewhere` while
+        another one runs a turn of it, `SessionRecovering`, `SessionNotFound`, or `HistoryUnavailable`.
         """
+
+    async def record(self, lease: Lease, record: AskRecord) -> None:
+        """Store the question of a turn that begins, so that another instance can go on with it if this one dies.
+
+        Raises `LeaseLost` if the session is another's by now: then nothing that was remembered of it is right. Raises
+        `HistoryUnavailable`. If it raises or is cancelled, the question is withdrawn.
+        """
+
+    def withdraw(self, fence: int, key: tuple[str, str], exchange_id: str) -> None:
+        """Take back the question of a turn that will not run under its lease. Never waits, never raises."""
+
+    def expect_valid(self, lease: Lease) -> None:
+        """Raise `LeaseLost` if other instances may have taken what runs under a lease, even if this one has renewed
+        since. One look at a clock."""
+
+
+class Elsewhere(Protocol):
+    """The turns that other instances run."""
+
+    async def mirror(self, turn: Turn) -> bool:
+        """Publish the events of the turn's exchange, from its last number on, as the instance that has it does.
+
+        Returns after its end, or when nobody follows it any more: True; or False if none has it: its end is in history,
+        or there is no such exchange. Raises `HistoryUnavailable`.
+        """
+
+    async def find(self, exchange_id: str, user_id: str) -> AskRecord | None:
+        """What another instance runs now under this id; None if none does. Raises `HistoryUnavailable`."""
+
+    async def stop(self, exchange_id: str, user_id: str) -> bool:
+        """Cancel an exchange that another instance runs; False if none does. Raises `HistoryUnavailable`."""
+
+    async def forget(self, session_id: str, user_id: str) -> None:
+        """Have all others stop the session's turns and drop its state; waits a while for a turn that runs."""
+
+    async def tell_changed(self, session_id: str, user_id: str) -> None:
+        """Have all others take over a title or preferences that were stored. Never raises."""
 
 
 class TurnLog(Protocol):
@@ -129,8 +189,8 @@ class TurnLog(Protocol):
     async def append(self, record: TurnRecord) -> Durability:
         """Hand over a finished turn; returns how durable it is by then.
 
-        Raises `StorageFull` if it is not durable within 5 s: then it must not be reported as `final`, but it is kept
-        and storing it is still attempted.
+        Raises `StorageFull` if it is not durable in time: then it must not be reported as `final`, but it is kept
+        and storing it is still attempted. Raises `LeaseLost` if another instance has the session by now.
         """
 
 

@@ -1,10 +1,10 @@
 """One turn from its acceptance to its terminal event, and its record."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,19 +14,30 @@ from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
     NotAwaiting,
+    SessionBusy,
     SessionNotFound,
     StorageFull,
     TurnDeadline,
     TurnFailed,
 )
-from agentic_backend.events import ChatMessage, text_part, utc_now
+from agentic_backend.events import AgentEvent, ChatMessage, Delta, text_part, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, DoorRerun, Durability, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
-from agentic_backend.session.store import Lease, Leases, TurnLog, TurnStore, load_owned
+from agentic_backend.session.store import (
+    Elsewhere,
+    HeldElsewhere,
+    Lease,
+    LeaseLost,
+    Leases,
+    SessionAwaited,
+    TurnLog,
+    TurnStore,
+    load_owned,
+)
 from agentic_backend.session.stream import (
     Accepted,
     Ask,
@@ -49,6 +60,8 @@ MODEL_PREFERENCE = "model"
 """The session preference that names the model of asks without one."""
 _GIVEN_BYTES = 64 * 1024
 """Of what a client sent with its question, that is written to the disk so that the turn can run again."""
+_LEASE_PAUSE_S = 0.05
+_LONGEST_LEASE_PAUSE_S = 0.5
 _REST_S = 12 * 3600.0
 """A session that was used within this time cannot have been pruned meanwhile: retention counts whole days."""
 
@@ -57,13 +70,15 @@ _REST_S = 12 * 3600.0
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
     is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
-    them. `kept` is whether anything of a turn is stored."""
+    them. `kept` is whether anything of a turn is stored. `lease_wait_s` is how long an ask that queues waits for a turn
+    that another instance runs."""
 
     turn_s: float
     restore_max_exchanges: int
     keep_thoughts: bool = False
     authenticated: bool = False
     kept: bool = True
+    lease_wait_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +113,9 @@ class _Ending:
 class TurnRunner:
     """Runs turns. Stateless between them; `run_turn` may be called concurrently any number of times.
 
-    With `leases` other instances run turns of the same sessions: each turn then begins with a lease, and reads its
-    session again. `memory` is how sessions are remembered between turns.
+    With `leases` other instances run turns of the same sessions: each turn then runs under a lease, and its question is
+    stored before it is accepted. `elsewhere` are the turns that those run. `memory` is how sessions are remembered
+    between turns.
     """
 
     def __init__(
@@ -114,6 +130,7 @@ class TurnRunner:
         reports: TurnReports,
         rules: TurnRules,
         leases: Leases | None = None,
+        elsewhere: Elsewhere | None = None,
         titles: Titles | None = None,
         memory: SessionMemory | None = None,
     ) -> None:
@@ -127,6 +144,7 @@ class TurnRunner:
         self._reports = reports
         self._rules = rules
         self._leases = leases
+        self.elsewhere = elsewhere
         self._titles = titles
 
     @property
@@ -141,32 +159,45 @@ class TurnRunner:
         session runs meanwhile. An ask whose exchange has ended is replayed from history, without the agent.
 
         A turn that an earlier process had begun (`turn.cut`) is not refused where it cannot begin: it raises the
-        ServiceError, or the CancelledError of a stop, and has published nothing.
+        ServiceError, or the CancelledError of a stop, and has published nothing. Raises `HeldElsewhere` where another
+        instance runs this exchange, and `LeaseLost` where one may go on with it: then it has no end here. Raises
+        `SessionAwaited` where it must be run later.
         """
         ask = turn.ask
         ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
-        async with AsyncExitStack() as ending:
+        with contextlib.ExitStack() as ending:
             ending.enter_context(ledger.activate())
             self._reports.begin(ledger)
             ending.callback(self._reports.leave, ledger)
             try:
                 agent = self._catalog.get(ask.agent_id)
-                lease = await self._lease(ask, ending)
-                # In two steps: if it cannot be loaded, its earlier state is no longer valid either.
-                known = _if_current(known, lease)
-                known = known or await self._load(ask, lease)
-                prepared = await self._prepare(turn, known, agent, lease)
-                if prepared is None:
-                    return known
-                waited_s, prepared = await self._take_slot(turn, prepared)
+                while True:
+                    lease = await self._lease(turn)
+                    # In two steps: if it cannot be loaded, its earlier state is no longer valid either.
+                    known = _if_current(known, lease)
+                    known, prepared = await self._known_and_prepared(turn, known, agent, lease)
+                    if prepared is None:
+                        return known
+                    exchange, begun = self._made_ready(turn, prepared)
+                    try:
+                        waited_s, prepared = await self._take_slot(turn, prepared, begun)
+                    except LeaseLost:
+                        if turn.has_published:
+                            raise
+                        known = None  # another instance had it meanwhile: all that was read here is old
+                    else:
+                        break
             except (ServiceError, asyncio.CancelledError) as error:
+                if turn.let_go and isinstance(error, asyncio.CancelledError):
+                    _uncancel()
+                    raise LeaseLost from None
                 if turn.cut is not None:
                     raise
                 self._not_begun(turn, known, error, ledger)
                 return None if isinstance(error, SessionNotFound) else known
             self._metrics.admission_wait.observe(waited_s)
             try:
-                return known.after(await self._run_accepted(turn, prepared, ledger), ask.exchange_id)
+                return known.after(await self._run_accepted(exchange, begun, prepared, ledger), ask.exchange_id)
             finally:
                 self._admission.leave(prepared.model)
 
@@ -193,28 +224,44 @@ class TurnRunner:
             return
         StoredExchange.decode(encoded).tell(turn, session)
 
-    async def _lease(self, ask: Ask, ending: AsyncExitStack) -> Lease | None:
-        """The session's lease, None without leases; it is released with the turn, however that ends."""
+    async def _lease(self, turn: Turn) -> Lease | None:
+        """The session's lease, None without leases. An ask that may wait does so while another instance runs a turn of
+        the session; one that replaces it stops that.
+
+        Raises `HeldElsewhere` if that turn is this ask's, `SessionAwaited` if it goes on here, and as `Leases.acquire`.
+        """
         if self._leases is None:
             return None
+        ask = turn.ask
         with phase("session_read"):
-            lease = await self._leases.acquire(ask.session_id, ask.user_id)
-        ending.push_async_callback(lease.release)
-        return lease
+            pause_s, stopped = _LEASE_PAUSE_S, ""
+            give_up_at = time.monotonic() + self._rules.lease_wait_s
+            while True:
+                try:
+                    lease = await self._leases.acquire(ask.session_id, ask.user_id)
+                    if not turn.gives_way:
+                        return lease
+                except HeldElsewhere as held:
+                    if held.exchange_id == ask.exchange_id:
+                        raise
+                    if ask.if_busy == "reject" or time.monotonic() > give_up_at:
+                        raise SessionBusy(retry_after_s=1.0) from None
+                    if ask.if_busy == "replace" and stopped != held.exchange_id and self.elsewhere is not None:
+                        stopped = held.exchange_id
+                        await self.elsewhere.stop(stopped, ask.user_id)
+                if turn.gives_way:
+                    raise SessionBusy(retry_after_s=1.0) if ask.if_busy == "reject" else SessionAwaited
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_LEASE_PAUSE_S)
 
-    async def _load(self, ask: Ask, lease: Lease | None) -> KnownSession:
-        """The session and its exchange ids from storage, read once for as long as this process remembers it.
-
-        Under a lease they serve this turn only, so just the one relevant id is looked up.
-        """
+    async def _load(self, ask: Ask) -> KnownSession:
+        """The session and its exchange ids from storage, read once for as long as this process remembers it."""
         with phase("session_read"):
             session = await load_owned(self._store, ask.session_id, ask.user_id)
             if session.rested and not await self._store.touch(ask.session_id, ask.user_id):
                 raise SessionNotFound
             if session.next_rank == 0:
                 return self.memory.know(session)
-            if lease is not None:
-                return self.memory.know(session, None)
             ids = await self._store.exchange_ids(ask.session_id, ask.user_id, self.memory.exchanges + 1)
         return self.memory.read(session, ids)
 
@@ -232,6 +279,20 @@ class TurnRunner:
         if not stored.is_of(ask) or (stored.cut_off and not stored.is_newest_of(known.session)):
             raise Conflict
         return stored
+
+    async def _known_and_prepared(
+        self, turn: Turn, known: KnownSession | None, agent: TurnAgent, lease: Lease | None
+    ) -> tuple[KnownSession, _Prepared | None]:
+        """The session's state, as remembered or from storage, and what `_prepare` makes of it."""
+        if known is not None:
+            try:
+                return known, await self._prepare(turn, known, agent, lease)
+            except (Conflict, ExchangeNotFound, NotAwaiting):
+                if lease is None:
+                    raise
+                # Another instance may have had the session since: only the record of a question would show it.
+        known = await self._load(turn.ask)
+        return known, await self._prepare(turn, known, agent, lease)
 
     async def _prepare(
         self, turn: Turn, known: KnownSession, agent: TurnAgent, lease: Lease | None
@@ -281,28 +342,42 @@ class TurnRunner:
 
         What a person has allowed may have been done: only a checkpoint knows.
         """
-        if self._leases is not None or (self._rules.authenticated and agent.uses_credentials):
+        if self._rules.authenticated and agent.uses_credentials:
             return False
         return agent.restart == "from_checkpoint" or (agent.restart == "from_question" and not continued)
 
-    async def _take_slot(self, turn: Turn, prepared: _Prepared) -> tuple[float, _Prepared]:
+    def _made_ready(self, turn: Turn, prepared: _Prepared) -> tuple[Exchange, AskRecord]:
+        """The exchange of the run that begins, which has published nothing, and its record."""
+        with phase("turn_open"):
+            exchange = Exchange(turn, prepared.session, keep_thoughts=self._rules.keep_thoughts)
+            return exchange, _begun(exchange, prepared, self._rerun(turn, prepared))
+
+    async def _take_slot(self, turn: Turn, prepared: _Prepared, begun: AskRecord) -> tuple[float, _Prepared]:
+        """Store the question where that is due, and take a slot. Returns the seconds waited for it."""
         admission, model = self._admission, prepared.model
-        queued = turn.cut is None and admission.full(model)
-        if queued and not admission.queue_full(model):
-            turn.publish(Accepted(admission.waiting + 1))
-        with phase("admission_wait"):
-            waited_s = await (admission.enter(model) if turn.cut is None else admission.enter_behind(model))
-        prepared_whole = False
+        recorded = await self._store_question(turn, prepared, begun)
+        entered = whole = False
         try:
+            queued = turn.cut is None and admission.full(model)
+            if queued and not admission.queue_full(model):
+                turn.publish(Accepted(admission.waiting + 1))
+            with phase("admission_wait"):
+                waited_s = await (admission.enter(model) if turn.cut is None else admission.enter_behind(model))
+            entered = True
             # Only once there is room to run it: a run can be claimed once, and that of a cut-off turn was.
             if prepared.waited is not None and turn.cut is None:
                 run_id = run_of(prepared.waited.asked_of_person)
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
-            prepared_whole = True
+                recorded = None  # where it is lost now, who has the session goes on with it: nobody can claim it again
+            self._expect_held(prepared.lease)  # all of this may have taken a while
+            whole = True
         finally:
-            # On any failure: a slot that is not returned is lost for good.
-            if not prepared_whole:
-                self._admission.leave(prepared.model)
+            # On any failure: a slot that is not returned is lost for good, and a question would be run by others.
+            if not whole:
+                if entered:
+                    admission.leave(model)
+                if recorded is not None and self._leases is not None and not turn.let_go:
+                    self._leases.withdraw(recorded.fence, (turn.ask.session_id, turn.ask.user_id), turn.ask.exchange_id)
         if turn.cut is not None and turn.cut.rerun is not None:
             # Not before: it has the number of a waiting run only now, and one that cannot begin has no event.
             turn.begin_again(turn.cut.rerun.restarts)
@@ -310,15 +385,29 @@ class TurnRunner:
             turn.publish(Accepted())
         return waited_s, prepared
 
-    async def _run_accepted(self, turn: Turn, prepared: _Prepared, ledger: Ledger) -> Session:
+    async def _store_question(self, turn: Turn, prepared: _Prepared, begun: AskRecord) -> Lease | None:
+        """The lease under which the question is now stored for other instances; None if it is not. Raises
+        `LeaseLost`."""
+        lease, leases = prepared.lease, self._leases
+        if lease is None or leases is None or turn.cut is not None:
+            return None
+        if self._admission.full(prepared.model) and self._admission.queue_full(prepared.model):
+            return None  # it will be refused
+        with phase("ask_commit"):
+            await leases.record(lease, begun)
+        return lease
+
+    async def _run_accepted(self, exchange: Exchange, begun: AskRecord, prepared: _Prepared, ledger: Ledger) -> Session:
+        turn = exchange.turn
         with phase("turn_open"):
-            exchange = Exchange(turn, prepared.session, keep_thoughts=self._rules.keep_thoughts)
             if turn.cut is not None:
                 self._metrics.turns_restarted.inc()
             elif prepared.waited is None:
                 self._metrics.user_messages.inc()
-            self._log.begin(_opened(exchange, prepared, self._rerun(turn, prepared)))
+            _open(exchange, begun)
+            self._log.begin(begun)
         ending = await self._answer(exchange, prepared)
+        self._expect_held(prepared.lease)
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
         model = ending.answer.metadata.get("model", "") if ending.answer is not None else ""
@@ -352,8 +441,26 @@ class TurnRunner:
         )
         return rerun if ask.given is None and not ask.client_tools and ask.turn_s is None else _of_door(rerun, ask)
 
+    def _expect_held(self, lease: Lease | None) -> None:
+        """Raise `LeaseLost` if another instance may have the session by now."""
+        if self._leases is not None and lease is not None:
+            self._leases.expect_valid(lease)
+
+    def _while_valid(self, emit: Callable[[AgentEvent], None], lease: Lease | None) -> Callable[[AgentEvent], None]:
+        """Ends a run that another instance may have taken over, before it announces its next tool call."""
+
+        def guarded(event: AgentEvent) -> None:
+            if type(event) is not Delta:  # text does no harm: it is replaced where another instance goes on
+                self._expect_held(lease)
+            emit(event)
+
+        return guarded
+
     async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
-        """Let the agent answer. Never raises: each way to end is a value, so that all are recorded alike."""
+        """Let the agent answer. Each way to end is a value, so that all are recorded alike.
+
+        Raises only `LeaseLost`, where another instance may go on with the turn: then it has not ended.
+        """
         ask = exchange.ask
         shown_id = loggable(ask.exchange_id)
         run = AgentRun(
@@ -364,7 +471,7 @@ class TurnRunner:
             history=prepared.history,
             runtime_context=ask.runtime_context,
             language=ask.language,
-            emit=exchange.emit,
+            emit=exchange.emit if self._leases is None else self._while_valid(exchange.emit, prepared.lease),
             credentials=ask.credentials,
             request_id=ask.request_id,
             traceparent=ask.traceparent,
@@ -394,10 +501,12 @@ class TurnRunner:
             return _Ending("timeout", code)
         except asyncio.CancelledError:
             # From here on the stop is a value: recording it must not be cancelled again.
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            _uncancel()
+            if exchange.turn.let_go:
+                raise LeaseLost from None
             return _Ending("cancelled")
+        except LeaseLost:
+            raise
         except Exception:
             # The edge of the turn: an agent is third-party code, and any failure of it must end in an event.
             logger.exception("agent failed exchange_id=%s agent=%s", shown_id, ask.agent_id)
@@ -425,9 +534,6 @@ class TurnRunner:
                 Failed(error.code, refused=False, language=turn.ask.language, partial=partial, session=session)
             )
             return session, "none"
-        if lease is not None:
-            # Before the end is published: its reader may ask the next question at another instance.
-            await lease.release()
         self._publish_end(exchange, ending, record, ledger, durable)
         return session, durable
 
@@ -527,9 +633,17 @@ class TurnRunner:
         return self._catalog.label(agent_id)
 
 
+def _uncancel() -> None:
+    """The running task goes on after a stop that it has understood."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
 def _if_current(known: KnownSession | None, lease: Lease | None) -> KnownSession | None:
     """This process' state of a session, unless another process may have changed it since."""
-    return known if lease is None and known is not None and known.used_within(_REST_S) else None
+    fresh = lease is None or lease.fresh
+    return known if fresh and known is not None and known.used_within(_REST_S) else None
 
 
 def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None) -> dict[str, Any]:
@@ -549,20 +663,31 @@ def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
 
 
-def _opened(exchange: Exchange, prepared: _Prepared, rerun: Rerun | None) -> AskRecord:
-    if prepared.waited is None:
-        return AskRecord(prepared.session, exchange.open(prepared.asked), None, rerun)
-    asked, *earlier = prepared.waited.messages[:-1]
-    exchange.go_on((asked, *earlier))
+def _begun(exchange: Exchange, prepared: _Prepared, rerun: Rerun | None) -> AskRecord:
+    """The record of a run that begins, with the messages that `_open` will publish."""
     cut = exchange.turn.cut
-    if cut is not None:
-        # Whoever followed the run that was cut off drops what they have of the exchange.
-        for message in (asked, *earlier):
-            exchange.turn.publish(Whole(message))
+    if prepared.waited is None:
+        asked = prepared.asked or exchange.question()
+        return AskRecord(prepared.session, asked, None, rerun, exchange.ask.agent_id)
+    asked, *earlier = prepared.waited.messages[:-1]
     noted = cut.earlier[-1:] if cut is not None and cut.earlier else ()
     decided = next((one for one in noted if (one.role, one.channel) == ("user", "observation")), None)
-    decision = exchange.decide(prepared.waited.asked_of_person, decided)
-    return AskRecord(prepared.session, asked, (*earlier, decision), rerun)
+    decided = decided or exchange.decision(prepared.waited.asked_of_person)
+    return AskRecord(prepared.session, asked, (*earlier, decided), rerun, exchange.ask.agent_id)
+
+
+def _open(exchange: Exchange, begun: AskRecord) -> None:
+    """Publish what the run begins with."""
+    if begun.earlier is None:
+        exchange.open(begun.user_message)
+        return
+    *earlier, decided = (begun.user_message, *begun.earlier)
+    exchange.go_on(tuple(earlier))
+    if exchange.turn.cut is not None:
+        # Whoever followed the run that was cut off drops what they have of the exchange.
+        for message in earlier:
+            exchange.turn.publish(Whole(message))
+    exchange.decide(decided)
 
 
 def _has_ended(stored: StoredExchange, turn: Turn) -> bool:

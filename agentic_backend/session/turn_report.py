@@ -18,9 +18,9 @@ from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger("turnwise.turn")
 
-TURN_PHASES: Final = ("session_wait", "turn_open", "turn_close")
-"""Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, and its own
-beginning and end."""
+TURN_PHASES: Final = ("session_wait", "ask_commit", "turn_open", "turn_close")
+"""Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, where several
+instances run the commit of its question, and its own beginning and end."""
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""

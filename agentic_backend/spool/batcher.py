@@ -374,6 +374,7 @@ class Batcher:
     def _give_up(self, op: Op, reason: str, sqlstate: str | None = None) -> None:
         """Remove an operation that will never be in Postgres, with an alarm; with a spool it becomes a dead letter."""
         self._pending.settle([op])
+        op.refused_as = reason
         if reason == "rank_conflict":
             self._metrics.rank_conflicts.inc()
         if self._spool is None:

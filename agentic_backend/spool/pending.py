@@ -63,7 +63,7 @@ class Op:
     `id` is its number in the spool, 0 without one; `size` the bytes of its body; `at` perf_counter() when it was
     enqueued. `after` is the session as a turn leaves it, if known; `change` the content of a change. `committed` is
     set by the commit to whether it found its session, or to False if it was given up; `on_disk` is done once the spool
-    has it. Without `committed`, nobody waits for either.
+    has it. Without `committed`, nobody waits for either. `refused_as` says why Postgres will never have it.
     """
 
     kind: Kind
@@ -78,6 +78,7 @@ class Op:
     committed: "asyncio.Future[bool] | None" = None
     on_disk: "asyncio.Future[None] | None" = None
     found: bool = False
+    refused_as: str = ""
 
     @classmethod
     def turn(cls, record: TurnRecord) -> "Op":
@@ -209,6 +210,10 @@ class Pending:
         if key in self._deletes:
             return []
         return [op for op in self._by_key.get(key, ()) if op.kind == "turn"]
+
+    def exchange_ids(self) -> list[str]:
+        """Those of all pending turns."""
+        return [op.exchange_id for op in self._ops if op.kind == "turn"]
 
     async def records(self, key: Key) -> list[TurnRecord]:
         """The session's pending turns, oldest first.

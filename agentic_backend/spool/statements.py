@@ -120,6 +120,7 @@ ORDER BY rank DESC LIMIT 1
 #           clock may have been set back since
 # newest    one row a session, because an update meets each row once; preferences and a title that is there are not a
 #           turn's to write
+# closed    with the turn, the note on its lease goes that it runs
 # written   stored messages stay, whichever writer stored them; only an exchange that a restart had interrupted is
 #           overwritten, by its own rerun, and the placeholder of an answer that waits for a person
 # skipped   a rank that somebody stored after this statement's snapshot: the batch must be tried again to be judged
@@ -137,7 +138,7 @@ WITH record AS MATERIALIZED (
     SELECT held.session_id, held.fence FROM session_lease AS held
     WHERE held.session_id IN (SELECT record.session_id FROM record JOIN known USING (session_id, user_id)
         WHERE record.fence IS NOT NULL)
-    ORDER BY held.session_id FOR SHARE
+    ORDER BY held.session_id FOR NO KEY UPDATE
 ), fenced AS MATERIALIZED (
     SELECT record.ord FROM record JOIN lease USING (session_id) WHERE record.fence < lease.fence
 ), message AS MATERIALIZED (
@@ -170,6 +171,10 @@ WITH record AS MATERIALIZED (
             'next_rank', newest.session->'next_rank'))::json
     FROM newest JOIN known USING (session_id, user_id)
     WHERE session.session_id = newest.session_id AND newest.version > session.version
+), closed AS (
+    UPDATE session_lease AS held SET exchange_id = NULL, ask = NULL, runs = 0, deaths = 0
+    FROM record JOIN known USING (session_id, user_id)
+    WHERE held.session_id = record.session_id AND held.exchange_id = record.exchange_id AND held.fence = record.fence
 ), written AS (
     INSERT INTO session_history (session_id, user_id, rank, "timestamp", role, channel, exchange_id, parts_json,
         metadata_json)

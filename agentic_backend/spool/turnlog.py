@@ -8,6 +8,7 @@ from typing import Any, Literal
 from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import AskRecord, Durability, TurnRecord
+from agentic_backend.session.store import LeaseLost
 from agentic_backend.spool.batcher import Batcher
 from agentic_backend.spool.cache import HistoryCache
 from agentic_backend.spool.pending import Op, Pending
@@ -38,8 +39,11 @@ class PersistentTurnLog:
         *,
         database_s: float = 4.0,
         spool_s: float = 1.0,
+        notes_asks: bool = True,
     ) -> None:
+        """`notes_asks`: whether the questions of running turns are noted in the spool; else their leases have them."""
         self._ack = ack
+        self._notes_asks = notes_asks
         self._database_s = database_s
         self._spool_s = spool_s
         self._batcher = batcher
@@ -55,6 +59,15 @@ class PersistentTurnLog:
         left, self._left_over = tuple(self._left_over), []
         return left
 
+    @property
+    def pending(self) -> int:
+        """How many records wait for Postgres."""
+        return len(self._pending)
+
+    def pending_ids(self) -> list[str]:
+        """The ids of the exchanges that wait for Postgres."""
+        return self._pending.exchange_ids()
+
     def has_room(self) -> bool:
         """Whether one more turn may begin: there is room beyond the reserve of running turns, and the disk is writable.
 
@@ -69,7 +82,7 @@ class PersistentTurnLog:
     def begin(self, record: AskRecord) -> None:
         """Note in the spool, with its next commit, that a turn has begun, unless `begin_again` has."""
         name = _name(record)
-        if self._spool is not None and name not in self._asks:
+        if self._notes_asks and self._spool is not None and name not in self._asks:
             session, asked = record.session, record.user_message
             key = (session.id, session.user_id)
             self._asks[name] = self._spool.note("ask", key, asked.exchange_id, record.encode())
@@ -104,7 +117,7 @@ class PersistentTurnLog:
             self._spool.done([id_])
 
     async def append(self, record: TurnRecord) -> Durability:
-        """Hand over a finished turn, which readers see from now on. Raises `StorageFull` as `TurnLog.append`."""
+        """Hand over a finished turn, which readers see from now on. Raises as `TurnLog.append`."""
         begun = time.perf_counter()
         op = Op.turn(record)
         if self._ack != "none":
@@ -115,6 +128,8 @@ class PersistentTurnLog:
         durable = await self._kept(op.committed, on_disk)
         if durable == "spool":
             self._metrics.spool_ack.observe(time.perf_counter() - begun)
+        if op.refused_as == "fenced":
+            raise LeaseLost
         if durable == "none" or (durable == "db" and not op.found):
             raise StorageFull
         return durable

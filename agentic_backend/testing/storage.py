@@ -18,7 +18,7 @@ from agentic_backend.session.models import AskRecord, Durability, Session, TurnR
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.restarts import RestartRules
-from agentic_backend.session.store import Leases
+from agentic_backend.session.store import Elsewhere, Leases
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.session.turn import TurnRules, TurnRunner
 from agentic_backend.session.turn_report import TurnReports
@@ -178,6 +178,7 @@ class TurnProcess:
         kit: AgentKit | None = None,
         *,
         leases: Leases | None = None,
+        elsewhere: Elsewhere | None = None,
         checkpoints: Checkpoints | None = None,
         memory: SessionMemory | None = None,
         hosting: Hosting | None = None,
@@ -207,6 +208,7 @@ class TurnProcess:
             reports=reports,
             rules=rules or TurnRules(_TURN_S, _EXCHANGES),
             leases=leases,
+            elsewhere=elsewhere,
             memory=memory,
         )
         self.registry = TurnRegistry(runner=runner, admission=self.admission, log=storage, tasks=tasks)

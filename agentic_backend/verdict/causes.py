@@ -28,6 +28,7 @@ _OF_PHASE: Final[dict[str, Account]] = {
     "kf_pool_wait": "pool_wait",
     "db_pool_wait": "pool_wait",
     "db_statement": "sql",
+    "ask_commit": "sql",
     "spool_ack": "disk",
     "kf_vector_search": "search",
     "kf_search_turn": "search",

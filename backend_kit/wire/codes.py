@@ -18,6 +18,7 @@ class Code(StrEnum):
     NOT_AWAITING = "not_awaiting"
     CONFLICT = "conflict"
     SESSION_BUSY = "session_busy"
+    SESSION_RECOVERING = "session_recovering"
     RATE_LIMITED = "rate_limited"
     TOO_MANY_TURNS = "too_many_turns"
     OVERLOADED = "overloaded"
@@ -65,6 +66,9 @@ CODES: dict[Code, CodeInfo] = {
     Code.NOT_AWAITING: CodeInfo(409, False, "No answer is awaited here.", "Aucune réponse n'est attendue ici."),
     Code.CONFLICT: CodeInfo(409, False, "This conflicts with an earlier request.", "Conflit avec une requête passée."),
     Code.SESSION_BUSY: CodeInfo(409, True, "The session is answering.", "La session est en train de répondre."),
+    Code.SESSION_RECOVERING: CodeInfo(
+        503, True, "The session is being recovered. Try again.", "La session est en cours de récupération. Réessayez."
+    ),
     Code.RATE_LIMITED: CodeInfo(429, True, "Too many requests. Slow down.", "Trop de requêtes. Ralentissez."),
     Code.TOO_MANY_TURNS: CodeInfo(429, True, "Too many questions at once.", "Trop de questions à la fois."),
     Code.OVERLOADED: CodeInfo(503, True, "The service is overloaded. Try again.", "Service surchargé. Réessayez."),

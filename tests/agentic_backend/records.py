@@ -18,6 +18,13 @@ from tests.support.patience import PATIENCE_S
 
 USER = "ada"
 
+BEFORE_FLEETS = """
+DROP TABLE instance;
+ALTER TABLE session_lease DROP COLUMN exchange_id, DROP COLUMN ask, DROP COLUMN runs, DROP COLUMN deaths,
+    ADD COLUMN expires_at timestamptz NOT NULL
+"""
+"""Makes of the present tables those of revision 0009."""
+
 
 class BadDisk:
     """A disk whose commits fail with an error while it is `broken`, as those of an unplugged one do."""

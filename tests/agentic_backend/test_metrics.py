@@ -29,6 +29,11 @@ app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
 app_llm_tokens counter model,type
 app_outbox_bytes gauge -
+app_fleet_instances gauge -
+app_fleet_mirrored_turns gauge -
+app_fleet_relayed_turns gauge -
+app_fleet_takeover_seconds histogram -
+app_fleet_takeovers counter -
 app_history_bytes gauge table
 app_history_rows gauge table
 app_postgres_standby_lag_seconds gauge -
@@ -144,6 +149,10 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.turn_deltas.observe(50)
     metrics.history_bytes("session").set(1)
     metrics.history_rows("session").set(1)
+    for level in (metrics.fleet_instances, metrics.fleet_relayed_turns, metrics.fleet_mirrored_turns):
+        level.set(3)
+    metrics.fleet_takeovers.inc()
+    metrics.fleet_takeover_s.observe(10.5)
     metrics.cache_request("graph", hit=True)
     metrics.cache_request("history", hit=False)
     for counter in (metrics.user_messages, metrics.exchange_errors, metrics.rag_searches, metrics.rag_empty_searches):

@@ -8,7 +8,7 @@ import yaml
 from pydantic import SecretStr
 
 from agentic_backend.llm.providers import Models
-from agentic_backend.settings import AgenticSettings, Deadlines
+from agentic_backend.settings import AgenticSettings, Deadlines, PersistenceSettings
 from backend_kit.settings import SettingsError, config_hash, load
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
@@ -209,7 +209,10 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {"security": {"authorized_origins": ["*"]}},
             r"security\.authorized_origins\[0\]: must be an absolute http or https URL$",
         ),
-        ({"persistence": {"replicas": "many"}}, r"persistence\.ack: replicas: many needs ack: db$"),
+        (
+            {"persistence": {"replicas": "many", "ack": "none"}},
+            r"persistence\.ack: replicas: many needs ack: db or spool$",
+        ),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
         ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),
@@ -270,6 +273,13 @@ def test_a_value_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, 
     with pytest.raises(SettingsError, match=message) as caught:
         changed(tmp_path, **changes)
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize(("said", "ack"), [({}, "db"), ({"ack": "db"}, "db"), ({"ack": "spool"}, "spool")])
+def test_many_instances_wait_for_postgres_unless_the_spool_is_wanted(said: dict[str, str], ack: str) -> None:
+    settings = PersistenceSettings.model_validate({"replicas": "many", **said})
+    assert settings.ack == ack
+    assert PersistenceSettings().ack == "spool"
 
 
 def test_an_older_pool_timeout_is_honoured(tmp_path: Path) -> None:

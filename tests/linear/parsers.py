@@ -16,6 +16,7 @@ from websockets.server import ServerProtocol
 from agentic_backend.agent import answering, questions, sources
 from agentic_backend.chat import frames, handshake, sse
 from agentic_backend.fleet.events import decode_ask, decode_events
+from agentic_backend.fleet.membership import Message
 from agentic_backend.knowledge import hits
 from agentic_backend.knowledge.client import enter_timing
 from agentic_backend.llm import chunks as llm_chunks
@@ -531,6 +532,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "agentic_backend/llm/chunks.py::parse_answer": (llm_chunks.parse_answer, _JSON + _OBJECT),
     "agentic_backend/llm/failures.py::retry_after_s": (failures.retry_after_s, again("1", "a", " ", ":", "Mon, ")),
+    "agentic_backend/fleet/membership.py::Message": (Message.decode, _JSON + _OBJECT),
     "agentic_backend/llm/sse.py::SseParser": (
         _events,
         raw("a", "\n", "\r", "data: a\n", "data: a\n\n", ":", "data:", "\r\n"),
@@ -561,6 +563,7 @@ LIBRARIES: Final = (
     "the content type of an upload",
     "the head of a handshake",
     "the head of a request",
+    "agentic_backend/fleet/membership.py::Message",
     "agentic_backend/llm/sse.py::SseParser",
     "agentic_backend/llm/thinking.py::ThinkBlock",
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 SESSION = "tests/agentic_backend/session"
 CHAT = "tests/agentic_backend/chat"
+FLEET = "tests/agentic_backend/fleet"
 PERSIST = "tests/agentic_backend/persist"
 REST = "tests/agentic_backend/rest"
 SPOOL = "tests/agentic_backend/spool"
@@ -97,8 +98,8 @@ MUTANTS = (
     Mutant(
         "the same ask twice is two turns",
         "agentic_backend/session/registry.py",
-        "if known is not None and ask.human is None and _same(known.ask, ask):",
-        "if known is not None and known.ended and ask.human is None and _same(known.ask, ask):",
+        "if ask.human is None and known is not None and _same(known.ask, ask):",
+        "if ask.human is None and known is not None and known.ended and _same(known.ask, ask):",
         f"{SESSION}/test_registry.py::test_the_same_ask_twice_is_one_turn_and_another_text_a_conflict",
     ),
     Mutant(
@@ -235,11 +236,32 @@ MUTANTS = (
         "test_a_service_whose_database_another_process_took_gives_way_and_loses_nothing",
     ),
     Mutant(
-        "a session is leased and never given back",
+        "a turn is accepted whose question nobody else has",
         "agentic_backend/session/turn.py",
-        "await lease.release()",
-        "pass",
-        "tests/agentic_backend/session/test_lease.py::test_turns_at_either_instance_go_on_from_one_another",
+        "            await leases.record(lease, begun)\n",
+        "            pass\n",
+        f"{SESSION}/test_lease.py::test_a_question_is_stored_before_anybody_hears_of_it",
+    ),
+    Mutant(
+        "who was away itself calls others dead",
+        "agentic_backend/fleet/statements.py",
+        "        AND steady_since <= clock_timestamp() - make_interval(secs => :dead_s)\n",
+        "",
+        f"{FLEET}/test_takeover.py::test_who_was_not_steady_itself_calls_nobody_dead",
+    ),
+    Mutant(
+        "an end that comes too late ends the turn of who has the session now",
+        "agentic_backend/spool/statements.py",
+        " AND held.exchange_id = record.exchange_id AND held.fence = record.fence\n",
+        " AND held.exchange_id = record.exchange_id\n",
+        f"{FLEET}/test_leases.py::test_the_same_turn_of_a_stale_holder_neither_is_written_nor_ends_the_new_one",
+    ),
+    Mutant(
+        "who was stopped for long renews and goes on as if nothing had been",
+        "agentic_backend/fleet/membership.py",
+        "        self._notice_loss()  # one that was stopped may renew before anybody looks\n",
+        "",
+        f"{FLEET}/test_membership.py::test_who_was_stopped_and_renews_before_anybody_looks_has_let_go_first",
     ),
     Mutant(
         "an interrupted ask is forgotten at the start",

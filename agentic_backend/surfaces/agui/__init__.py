@@ -29,7 +29,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
     @router.delete("/{agent_id}/runs/{exchange_id:path}", status_code=204)
     async def stop(agent_id: str, exchange_id: str, identity: caller) -> Response:
         """Stop a run. Its exchange is in the metadata of RUN_STARTED: the run's id, unless it answers a question."""
-        cancel_run(services(), agent_id, exchange_id, identity.uid)
+        await cancel_run(services(), agent_id, exchange_id, identity.uid)
         return Response(status_code=204)
 
     return list(router.routes)

@@ -66,9 +66,9 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
     return services.hub.event_stream(request, user_id, begin, stream)
 
 
-def cancel_run(services: DoorServices, agent: str, exchange_id: str, user_id: str) -> None:
+async def cancel_run(services: DoorServices, agent: str, exchange_id: str, user_id: str) -> None:
     """Stop a run of the user's. Raises ExchangeNotFound where none of that exchange runs with this agent."""
-    turn = services.registry.find(exchange_id, user_id)
+    turn = await services.registry.locate(exchange_id, user_id)
     if turn is None or turn.ended or turn.ask.agent_id != services.catalog.get(agent).id:
         raise ExchangeNotFound
     turn.cancel()

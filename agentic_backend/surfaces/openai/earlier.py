@@ -50,7 +50,7 @@ async def before(services: DoorServices, identity: Identity, previous: str) -> E
     name = ResponseId.read(previous)
     if name is None:
         raise NoResponse(PREVIOUS, _NOT_FOUND)
-    turn = services.registry.find(name.exchange_id, identity.uid)
+    turn = await services.registry.locate(name.exchange_id, identity.uid)
     if turn is not None and turn.ask.session_id == name.session_id and name.rank is None:
         remembered = _remembered(turn)
         if remembered is not None and identity.may_ask(turn.ask.agent_id):

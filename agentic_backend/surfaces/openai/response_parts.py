@@ -85,7 +85,7 @@ async def find_part(services: DoorServices, identity: Identity, response_id: str
     if name is None:
         raise NoResponse(field)
     part = None
-    turn = services.registry.find(name.exchange_id, identity.uid)
+    turn = await services.registry.locate(name.exchange_id, identity.uid)
     if turn is not None and turn.ask.session_id == name.session_id:
         part = part_of(turn, name)
     if part is None:

@@ -9,7 +9,7 @@ def saturation() -> Dashboard:
     return Dashboard(
         uid="turnwise-saturation",
         title="Turnwise / Saturation",
-        rows=[_verdict(), _loop(), _waiting(), _database(), _to_postgres(), _trouble()],
+        rows=[_verdict(), _loop(), _waiting(), _database(), _to_postgres(), _fleet(), _trouble()],
         description="What is full: the loop, slots, pools, Postgres, the spool, readers.",
         known_by="app_turns_in_progress",
     )
@@ -228,6 +228,46 @@ def _to_postgres() -> Row:
                 "s",
                 [Target(select("app_clock_difference_seconds"), "{{instance}}")],
                 bound=60,
+            ),
+        ],
+    )
+
+
+def _fleet() -> Row:
+    return Row(
+        "Fleet",
+        [
+            Panel(
+                "Instances",
+                "That have renewed lately, as each of them sees it: they should agree.",
+                "short",
+                [Target(select("app_fleet_instances"), "{{instance}}")],
+                quiet="with replicas: single there is no fleet",
+            ),
+            Panel(
+                "Turns followed elsewhere",
+                "Passed on to other instances, and mirrored from them: clients came back to another instance.",
+                "short",
+                [
+                    Target(level("app_fleet_relayed_turns"), "passed on"),
+                    Target(level("app_fleet_mirrored_turns"), "mirrored"),
+                ],
+                quiet="with replicas: single there is no fleet",
+            ),
+            Panel(
+                "Turns taken over",
+                "By instance, of others that died.",
+                "short",
+                [Target(select("app_fleet_takeovers_total"), "{{instance}}")],
+                quiet="no instance died",
+            ),
+            Panel(
+                "From the last sign of life to the takeover",
+                "An instance is dead after 10 s of silence.",
+                "s",
+                percentiles("app_fleet_takeover_seconds"),
+                bound=12,
+                quiet="no instance died",
             ),
         ],
     )

@@ -160,9 +160,12 @@ class ToldTurns:
         self._new.set()
         return turn
 
-    def find(self, exchange_id: str, user_id: str) -> Turn | None:
+    async def stop(self, exchange_id: str, user_id: str) -> bool:
         turn = self.turns.get(exchange_id)
-        return turn if turn is not None and turn.ask.user_id == user_id else None
+        if turn is None or turn.ended or turn.ask.user_id != user_id:
+            return False
+        turn.cancel()
+        return True
 
     async def asked(self, exchange_id: str) -> Turn:
         """The turn, once its ask has come."""

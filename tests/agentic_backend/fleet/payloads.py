@@ -61,6 +61,7 @@ def payloads(value: st.SearchStrategy[Any], text: st.SearchStrategy[str]) -> dic
     channel = st.sampled_from(get_args(Channel))
     known: dict[type[Payload], Any] = {
         stream.Accepted: st.builds(stream.Accepted, st.none() | COUNT),
+        stream.Restarted: st.builds(stream.Restarted, COUNT),
         stream.TextDelta: st.builds(stream.TextDelta, COUNT, channel, text),
         stream.ThoughtDelta: st.builds(stream.ThoughtDelta, text),
         stream.CustomSaid: st.builds(stream.CustomSaid, value.map(dumps)),

@@ -123,6 +123,7 @@ def test_milliseconds_that_are_no_number_are_none_in_the_frame() -> None:
 
 WRONG: dict[str, tuple[object, ...]] = {
     "accepted": ("1", 1.5, -1, True, []),
+    "restarted": ("1", -1, None),
     "delta": ("1", None),
     "thought": (1, None),
     "custom": ("{", "", 1, '{"a":1}x', None),

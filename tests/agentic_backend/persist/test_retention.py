@@ -30,6 +30,7 @@ from backend_kit.db.database import Database
 from backend_kit.db.pool import Pool
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.records import (
+    BEFORE_FLEETS,
     USER,
     new_session,
     observations,
@@ -259,6 +260,7 @@ async def test_a_clock_that_jumps_while_it_deletes_ends_it(database: Where, main
 
 def test_what_was_there_before_is_as_old_as_its_service_said_but_never_of_the_future(database: Where) -> None:
     with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute(BEFORE_FLEETS)
         connection.execute("ALTER TABLE session DROP COLUMN used_at CASCADE")
         connection.execute("DROP FUNCTION note_session_use CASCADE")
         connection.execute("DROP TABLE api_key")

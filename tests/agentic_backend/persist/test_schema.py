@@ -14,7 +14,7 @@ from backend_kit.db.database import DatabaseState
 from backend_kit.db.schema import SchemaTooNew, newest_revision
 from knowledge_flow_backend.index import migrations as index_migrations
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import rows, settings_for, until_waiting
+from tests.agentic_backend.records import BEFORE_FLEETS, rows, settings_for, until_waiting
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -25,6 +25,7 @@ TABLES = {
     "alembic_version",
     "attachment_leftover",
     "feedbacks",
+    "instance",
     "session",
     "session_attachments",
     "session_history",
@@ -96,7 +97,7 @@ async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Da
         )
         out, _ = await process.communicate()
         said.append(out.strip())
-    assert said == [b"0009 True", b"0009 False"]
+    assert said == [b"0010 True", b"0010 False"]
 
 
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
@@ -127,8 +128,21 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0009", b"0009"]
+    assert [out.strip() for out, _ in results] == [b"0010", b"0010"]
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
+
+
+async def test_leases_of_programs_before_fleets_are_anybodys(database: Database) -> None:
+    postgres = settings_for(database.settings()).storage.postgres
+    await asyncio.to_thread(migrate, postgres)
+    with psycopg.connect(database.dsn) as connection:
+        connection.execute(BEFORE_FLEETS)
+        connection.execute("UPDATE alembic_version SET version_num = '0009'")
+        connection.execute("INSERT INTO session VALUES ('s1', 'ada', 'georges', '{}', now())")
+        connection.execute("INSERT INTO session_lease VALUES ('s1', 'an old one', 7, now() + interval '1 hour')")
+    await asyncio.to_thread(migrate, postgres)
+    leases = rows(database.dsn, "SELECT session_id, holder, fence, exchange_id, ask, runs, deaths FROM session_lease")
+    assert leases == [("s1", "an old one", 7, None, None, 0, 0)]
 
 
 async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_ids_of_their_own(
@@ -137,6 +151,7 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
     postgres = settings_for(database.settings()).storage.postgres
     await asyncio.to_thread(migrate, postgres)
     with psycopg.connect(database.dsn) as connection:
+        connection.execute(BEFORE_FLEETS)
         connection.execute("DROP TABLE api_key")
         connection.execute("DROP INDEX session_history_one_question_an_exchange")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
@@ -179,7 +194,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     await asyncio.to_thread(migrate, postgres)
     rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0009.*newer version"):
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0010.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()

@@ -10,6 +10,7 @@ from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.past_exchanges import KnownSession, SessionMemory
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
+from agentic_backend.session.store import Elsewhere
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Final, Turn
 from backend_kit.aio import TaskRegistry
 from tests.support.patience import PATIENCE_S
@@ -42,6 +43,7 @@ class Runner:
     def __init__(self) -> None:
         self.memory = SessionMemory()
         self.alone = True
+        self.elsewhere: Elsewhere | None = None
         self.told: dict[str, Final] = {}
         self.order: list[str] = []
         self.stubborn = False
@@ -68,7 +70,7 @@ class Runner:
             return known
         known = known or self.memory.know(Session(ask.session_id, ask.user_id, ask.agent_id, "t", ""))
         exchange = Exchange(turn, known.session)
-        exchange.open()
+        exchange.open(exchange.question())
         try:
             await self._wait(ask.exchange_id)
         except asyncio.CancelledError:

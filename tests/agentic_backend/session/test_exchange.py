@@ -46,7 +46,7 @@ def kept(one):
 
 def test_ranks_go_on_from_the_session_and_have_no_gap():
     one = exchange()
-    one.open()
+    one.open(one.question())
     one.emit(Delta("A "))
     one.emit(Delta("turn."))
     answer = one.close("A turn.", [], {"model": "m"})
@@ -61,7 +61,7 @@ def test_ranks_go_on_from_the_session_and_have_no_gap():
 
 def test_text_before_a_step_was_a_thought():
     one = exchange()
-    one.open()
+    one.open(one.question())
     one.emit(Delta("Let me look."))
     one.emit(Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": {}}]))
     one.emit(Delta("Found it."))
@@ -77,7 +77,7 @@ def test_text_before_a_step_was_a_thought():
 
 def test_deltas_count_through_the_steps_between_them():
     one = exchange()
-    one.open()
+    one.open(one.question())
     assert one.deltas == 0
     one.emit(Delta("Let me "))
     one.emit(Delta("look."))
@@ -90,7 +90,7 @@ def test_deltas_count_through_the_steps_between_them():
 
 def test_a_second_question_in_an_exchange_is_refused_and_leaves_no_gap():
     one = exchange()
-    one.open()
+    one.open(one.question())
     with pytest.raises(ValueError, match="one question"):
         one.emit(Step("user", "final", [text_part("And this?")]))
     assert one.close("A turn.", [], {}).rank == 5
@@ -112,7 +112,7 @@ def test_nul_in_model_text_is_replaced_the_same_in_stream_and_answer():
 
 def test_what_postgres_refuses_is_replaced_wherever_a_tool_put_it():
     one = exchange()
-    one.open()
+    one.open(one.question())
     args = {"te\x00xt": ["a\x00b", {"deep": "\ud800"}], "number": 10**30, "literal": "\\u0000"}
     one.emit(Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": args}]))
     part = loads(one.messages[-1].json)["parts"][0]
@@ -122,7 +122,7 @@ def test_what_postgres_refuses_is_replaced_wherever_a_tool_put_it():
 
 def test_what_comes_after_the_end_is_dropped():
     one = exchange()
-    one.open()
+    one.open(one.question())
     one.turn.publish(Failed(Code.INTERNAL, refused=False))
     one.emit(Delta("late"))
     assert len(one.turn.events) == 2
@@ -160,7 +160,7 @@ def test_each_follower_is_woken_and_a_refusal_has_no_number():
 
 def test_reasoning_is_streamed_and_leaves_nothing_but_its_time():
     one = exchange()
-    one.open()
+    one.open(one.question())
     one.emit(Thought("Hm"))
     one.emit(Thought(""))
     one.emit(Thought("m."))
@@ -203,7 +203,7 @@ def test_the_time_of_reasoning_is_the_sum_of_its_stretches():
 
 def test_kept_reasoning_becomes_a_message_when_its_stretch_ends():
     one = exchange(keep_thoughts=True)
-    one.open()
+    one.open(one.question())
     one.emit(Thought("Look "))
     one.emit(Thought("it up."))
     one.emit(CALL)
@@ -224,7 +224,7 @@ def test_kept_reasoning_becomes_a_message_when_its_stretch_ends():
 
 def test_kept_reasoning_that_nothing_follows_comes_before_the_answer():
     one = exchange(keep_thoughts=True)
-    one.open()
+    one.open(one.question())
     one.emit(Thought("Hm."))
     one.end_thinking()
     assert one.close("Sorry.", [], {}).rank == 6
@@ -233,7 +233,7 @@ def test_kept_reasoning_that_nothing_follows_comes_before_the_answer():
 
 def test_kept_reasoning_beside_text_follows_it_where_a_step_comes_and_else_stays_with_the_answer():
     one = exchange(keep_thoughts=True)
-    one.open()
+    one.open(one.question())
     one.emit(Delta("Let me look."))
     one.emit(Thought("Where?"))
     one.emit(Delta(".."))
@@ -254,7 +254,7 @@ def test_kept_reasoning_beside_text_follows_it_where_a_step_comes_and_else_stays
 
 def test_a_pause_publishes_the_text_and_then_the_reasoning_beside_it():
     one = exchange(keep_thoughts=True)
-    one.open()
+    one.open(one.question())
     one.emit(Delta("May I?"))
     one.emit(Thought("Ask."))
     one.end_thinking()
@@ -300,7 +300,7 @@ def test_the_longest_gap_counts_reasoning_as_a_sign_of_life():
 
 def test_a_custom_event_is_sent_as_it_is_and_kept_nowhere():
     one = exchange()
-    one.open()
+    one.open(one.question())
     for data in ({"step": 1, "of": [None, True, 1.5]}, "text", None):
         one.emit(Custom(data))
     assert [loads(said.json) for said in published(one, CustomSaid)] == [
@@ -338,7 +338,8 @@ ASKED = {"question": "Publish?", "choices": [{"id": "y", "label": "Yes"}], "chec
 
 def test_what_a_person_decided_is_a_message_that_says_who_and_when():
     one = exchange(human=HumanAnswer({"choice_id": "y", "checkpoint_id": "run"}))
-    decided = one.decide(ASKED)
+    decided = one.decision(ASKED)
+    one.decide(decided)
     assert (decided.rank, decided.role, decided.channel, decided.text) == (4, "user", "observation", "Yes")
     decision = decided.metadata["extras"]["decision"]
     assert decision == {
@@ -352,6 +353,6 @@ def test_what_a_person_decided_is_a_message_that_says_who_and_when():
 
 def test_a_long_answer_of_a_person_is_cut_in_the_record_of_it():
     one = exchange(human=HumanAnswer({"text": "é" * 20_000}))
-    decision = one.decide(ASKED).metadata["extras"]["decision"]
+    decision = one.decision(ASKED).metadata["extras"]["decision"]
     assert decision["cut"] is True
     assert decision["answer"] == '{"text":"' + "é" * ((16 * 1024 - 9) // 2)

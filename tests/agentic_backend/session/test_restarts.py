@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.agent import AgentAnswer, AgentRun, SavedRun, Waiting
-from agentic_backend.errors import NotAwaiting
-from agentic_backend.events import ChatMessage, Delta, text_part
+from agentic_backend.agent import SavedRun
+from agentic_backend.events import ChatMessage, text_part
 from agentic_backend.session.admission import TurnLimits
 from agentic_backend.session.models import AskRecord, Rerun
 from agentic_backend.session.stream import (
@@ -29,6 +28,7 @@ from agentic_backend.testing import USER, MemoryStorage
 from backend_kit.wire import Code, loads
 from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended, ticks
+from tests.agentic_backend.session.hosted import Hosted
 from tests.support.patience import PATIENCE_S
 
 AUTHENTICATED = TurnRules(turn_s=30.0, restore_max_exchanges=20, authenticated=True)
@@ -37,49 +37,6 @@ AUTHENTICATED = TurnRules(turn_s=30.0, restore_max_exchanges=20, authenticated=T
 @pytest.fixture
 def storage() -> MemoryStorage:
     return MemoryStorage(SESSION)
-
-
-class Hosted:
-    """An agent whose turns end when the test says so, and the catalog that has it under every id."""
-
-    def __init__(self, restart: Restart = "from_question", *, uses_credentials: bool = False) -> None:
-        self.restart = restart
-        self.uses_credentials = uses_credentials
-        self.client_tools = False
-        self.runs: list[AgentRun] = []
-        self.gate = asyncio.Event()
-        self.asks = False
-        self._began = asyncio.Event()
-
-    def get(self, _agent_id: str) -> "Hosted":
-        return self
-
-    def label(self, agent_id: str) -> str:
-        return agent_id
-
-    def model_of(self, wanted: str | None, _preferred: object = None, **_how: Any) -> str:
-        return wanted or "default"
-
-    def misses_state(self, _session_id: str, _history: Any) -> bool:
-        return False
-
-    async def run(self, run: AgentRun) -> AgentAnswer:
-        self.runs.append(run)
-        self._began.set()
-        run.emit(Delta("Half"))
-        if self.asks:
-            raise Waiting({"question": "Sure?", "checkpoint_id": "c1"})
-        await self.gate.wait()
-        return AgentAnswer("Half")
-
-    async def claim(self, _session_id: str, run_id: str) -> SavedRun:
-        if run_id != "c1":
-            raise NotAwaiting
-        return SavedRun(())
-
-    async def began(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self._began.wait()
 
 
 async def cut(storage: MemoryStorage, tasks: Any, agents: Hosted | None = None, **ask: Any) -> AskRecord:

@@ -1,0 +1,305 @@
+"""The turns that other instances run: followed, stopped and told of changes from here, and the same for theirs."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from sqlalchemy import TextClause
+
+from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.fleet.leases import FleetLeases
+from agentic_backend.fleet.membership import Membership, Message
+from agentic_backend.fleet.mirror import PeerLost, Peers, TurnNotThere, mirror
+from agentic_backend.fleet.statements import CHANNEL, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, NOTIFY
+from agentic_backend.fleet.takeover import LocalTurns, Takeover
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.models import AskRecord, Session
+from agentic_backend.session.store import TurnStore
+from agentic_backend.session.stream import Ask, Turn, TurnEvent
+from agentic_backend.spool.pending import Pending
+from backend_kit.aio import TaskRegistry
+from backend_kit.aio.retry import Backoff
+from backend_kit.db.pool import AnyRow
+
+logger = logging.getLogger(__name__)
+
+_FORGET_S = 3.0
+"""Seconds that a delete waits for a turn that another instance runs."""
+_FORGET_PAUSE_S = 0.05
+_LOSSES = 3
+"""How often an instance that has an ended turn may be lost before history tells it instead."""
+_UNFOLLOWED_S = 5.0
+"""Seconds for which a turn that nobody follows any more is still followed at its instance."""
+
+
+class _Unfollowed(Exception):
+    """Nobody follows the turn here any more."""
+
+
+class OwnTurns(LocalTurns, Protocol):
+    """What others may have this process do with its turns: `TurnRegistry`."""
+
+    async def forget_here(self, session_id: str, user_id: str) -> None:
+        """Stop the session's turns and drop its state."""
+
+    def reread(self, session: Session) -> None:
+        """Take over what another instance has stored of a session."""
+
+    def let_go(self) -> None:
+        """End every run without an end."""
+
+
+class FleetTurns:
+    """Implements `Elsewhere`, and does what other instances ask of this one.
+
+    `connected` is called with 1 and -1 as turns begin and end to be followed at other instances.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        membership: Membership,
+        leases: FleetLeases,
+        takeover: Takeover,
+        peers: Peers,
+        pending: Pending,
+        store: TurnStore,
+        tasks: TaskRegistry,
+        connected: Callable[[int], None] = lambda _change: None,
+    ) -> None:
+        self._queries = queries
+        self._membership = membership
+        self._leases = leases
+        self._takeover = takeover
+        self._peers = peers
+        self._pending = pending
+        self._store = store
+        self._tasks = tasks
+        self._connected = connected
+        self._turns: OwnTurns | None = None
+
+    def serve(self, turns: OwnTurns) -> None:
+        """Begin to act on what other instances say. Before the membership renews."""
+        self._turns = self._takeover.turns = turns
+        self._membership.on_message = self._act_on
+        self._membership.on_deaf = self._leases.lose_all
+        self._membership.on_lost = self._let_go
+
+    def _let_go(self) -> None:
+        self._leases.end_term()  # of a turn that has yet to begin, too, another may have the session
+        self._takeover.note_loss()
+        self._own.let_go()
+
+    async def mirror(self, turn: Turn) -> bool:
+        """See `Elsewhere`."""
+        give_up_at = time.monotonic() + self._membership.rules.mirror_s
+        backoff = Backoff(longest_s=0.25)
+        losses = 0
+        while True:
+            seq = turn.next_seq
+            try:
+                found = await self._follow(turn)
+            except PeerLost:
+                losses += 1
+                found = None if losses < _LOSSES else False
+            except HistoryUnavailable:
+                # Who has seen some of it waits for the rest, as long as Postgres may come back.
+                if not turn.has_published or time.monotonic() > give_up_at:
+                    raise
+                found = None
+            if found is not None:
+                return found
+            if turn.next_seq != seq:
+                give_up_at = time.monotonic() + self._membership.rules.mirror_s
+                backoff.reset()
+            elif time.monotonic() > give_up_at:
+                raise HistoryUnavailable("no instance goes on with the turn", retry_after_s=1.0)
+            await asyncio.sleep(backoff.next_s())
+
+    async def find(self, exchange_id: str, user_id: str) -> AskRecord | None:
+        """See `Elsewhere`."""
+        asked = {"exchange_id": exchange_id, "user_id": user_id}
+        holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
+        if holder is None or holder.holder == self._me:
+            return None
+        return AskRecord.decode(holder.ask.encode())
+
+    async def stop(self, exchange_id: str, user_id: str) -> bool:
+        """See `Elsewhere`."""
+        asked = {"exchange_id": exchange_id, "user_id": user_id}
+        holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
+        if holder is None:
+            return False
+        if holder.holder == self._me:
+            running = self._own.runs(exchange_id, user_id)
+            if running is not None:
+                running.cancel()
+            return running is not None
+        await self._send(Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder))
+        return True
+
+    async def forget(self, session_id: str, user_id: str) -> None:
+        """See `Elsewhere`."""
+        await self._send(Message("forget", session_id, user_id))
+        self._leases.lose((session_id, user_id))
+        give_up_at = time.monotonic() + _FORGET_S
+        while time.monotonic() < give_up_at:
+            holder = await self._holder_of(session_id, user_id)
+            if holder is None or holder.exchange_id is None or holder.holder == self._me or not holder.alive:
+                return
+            await asyncio.sleep(_FORGET_PAUSE_S)
+
+    async def tell_changed(self, session_id: str, user_id: str) -> None:
+        """See `Elsewhere`."""
+        try:
+            await self._send(Message("changed", session_id, user_id))
+        except HistoryUnavailable:
+            # Without Postgres there was no change either; what was missed is read again after an absence.
+            logger.warning("a change of a session could not be told to other instances")
+
+    async def _follow(self, turn: Turn) -> bool | None:
+        """Follow the turn for once: True after its end, False if no instance has it, None to look again."""
+        ask = turn.ask
+        holder = await self._holder_of(ask.session_id, ask.user_id)
+        if holder is None:
+            return False
+        is_open = holder.exchange_id == ask.exchange_id
+        if holder.holder == self._me:
+            return await self._follow_here(turn, is_open=is_open)
+        if not holder.alive or holder.url is None:
+            return None if is_open else False
+        if turn.cancel_requested:
+            await self.stop(ask.exchange_id, ask.user_id)
+        events = self._peers.follow(
+            holder.url,
+            holder.token,
+            user_id=ask.user_id,
+            session_id=ask.session_id,
+            exchange_id=ask.exchange_id,
+            after=max(turn.next_seq - 1, turn.begins_after),
+            on_ask=lambda asked: _take_ask(turn, asked),
+        )
+        self._connected(1)
+        try:
+            await mirror(turn, _while_followed(turn, events))
+        except _Unfollowed:
+            return True
+        except TurnNotThere:
+            return None if is_open else False
+        except PeerLost as lost:
+            logger.info("an instance was lost while its turn was followed: %s", lost)
+            if not is_open:
+                raise  # history has it, in other words
+            return None
+        finally:
+            self._connected(-1)
+        if not turn.ended and not turn.has_published and turn.begins_after:
+            turn.end_unseen()
+        return True if turn.ended else None
+
+    async def _follow_here(self, turn: Turn, *, is_open: bool) -> bool | None:
+        """The same of a turn that this instance has itself: it took it over, or lets it go on."""
+        ask = turn.ask
+        running = self._own.runs(ask.exchange_id, ask.user_id)
+        if running is not None:
+            if running.ask.session_id != ask.session_id:
+                return False
+            if turn.cancel_requested:
+                running.cancel()
+            await _copy(running, turn)
+            if turn.ended:
+                return True
+            # It has all of that: its run is one that a person let continue.
+        key = (ask.session_id, ask.user_id)
+        if any(op.exchange_id == ask.exchange_id for op in self._pending.turns(key)):
+            raise StorageFull(retry_after_s=1.0)  # it has ended, and waits for Postgres
+        if not is_open:
+            return False
+        await self._takeover.retake(ask.session_id, ask.user_id, ask.exchange_id)
+        return None
+
+    async def _holder_of(self, session_id: str, user_id: str) -> AnyRow | None:
+        asked = {"session_id": session_id, "user_id": user_id}
+        return await self._look_up("holder_of_session", HOLDER_OF_SESSION, asked)
+
+    async def _look_up(self, op: str, statement: TextClause, asked: Mapping[str, object]) -> AnyRow | None:
+        rows = await self._queries.fetch(op, statement, {**asked, "dead_s": self._membership.rules.dead_s})
+        return rows[0] if rows else None
+
+    async def _send(self, message: Message) -> None:
+        sent = Message(
+            message.kind, message.session_id, message.user_id, message.exchange_id, to=message.to, sender=self._me
+        )
+        await self._queries.fetch("notify", NOTIFY, {"channel": CHANNEL, "message": sent.encode()})
+
+    def _act_on(self, message: Message) -> None:
+        session_id, user_id = message.session_id, message.user_id
+        if message.kind == "cancel":
+            running = self._own.runs(message.exchange_id, user_id)
+            if running is not None:
+                running.cancel()
+        elif message.kind == "forget":
+            self._leases.lose((session_id, user_id))
+            self._tasks.spawn("forget", lambda: self._own.forget_here(session_id, user_id))
+        else:
+            self._leases.lose((session_id, user_id))
+            self._tasks.spawn("reread", lambda: self._reread(session_id, user_id))
+
+    async def _reread(self, session_id: str, user_id: str) -> None:
+        try:
+            session = await self._store.get(session_id, user_id)
+        except HistoryUnavailable:
+            return  # the next turn reads it
+        if session is not None:
+            self._own.reread(session)
+
+    @property
+    def _me(self) -> str:
+        return self._membership.identity.id
+
+    @property
+    def _own(self) -> OwnTurns:
+        assert self._turns is not None
+        return self._turns
+
+
+def _take_ask(turn: Turn, asked: Ask) -> None:
+    """Have a mirror say what was asked. What becomes of it without followers is its own clients' affair."""
+    mine = turn.ask
+    turn.ask = replace(asked, on_disconnect=mine.on_disconnect, credentials=mine.credentials)
+
+
+async def _while_followed(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -> AsyncGenerator[list[TurnEvent]]:
+    """The events for as long as anybody follows the turn, and a moment longer. Raises `_Unfollowed`."""
+    followed_at = time.monotonic()
+    async with aclosing(events):
+        async for batch in events:
+            yield batch
+            now = time.monotonic()
+            if turn.followed:
+                followed_at = now
+            elif now - followed_at > _UNFOLLOWED_S:
+                raise _Unfollowed
+
+
+async def _copy(source: Turn, turn: Turn) -> None:
+    """Publish the events of one turn in another, until the end of the one."""
+    more = asyncio.Event()
+    source.follow(more.set)
+    try:
+        cursor = source.after(turn.begins_after)
+        while not turn.ended:
+            more.clear()
+            while cursor < len(source.events) and not turn.ended:
+                turn.take(source.events[cursor])
+                cursor += 1
+            if source.ended:
+                return
+            if not turn.ended:
+                await more.wait()
+    finally:
+        source.unfollow(more.set)

@@ -1,0 +1,233 @@
+"""Leases of sessions, where several instances share a database: one of them runs turns of a session at a time."""
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentic_backend.errors import HistoryUnavailable, SessionNotFound, SessionRecovering
+from agentic_backend.fleet.membership import Membership
+from agentic_backend.fleet.statements import ACQUIRE_LEASE, RECORD_ASKS, WITHDRAW_ASK
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.models import AskRecord
+from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
+from agentic_backend.spool.cache import HistoryCache
+from agentic_backend.spool.pending import Key
+
+_REMEMBERED = 20_000
+"""Leases that this instance remembers to have. One that it forgets is taken again by one statement."""
+_WITHDRAW_AGAIN_S = 1.0
+_GROUP_S = 0.005
+"""Between the beginnings of two groups of questions: what comes meanwhile is the next one."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLease:
+    """Implements `Lease`."""
+
+    fence: int
+    fresh: bool
+    term: int = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question on its way to Postgres; `recorded` is whether its lease still was this instance's."""
+
+    session_id: str
+    fence: int
+    exchange_id: str
+    ask: str
+    recorded: "asyncio.Future[bool]"
+
+
+class FleetLeases:
+    """Implements `Leases` for one instance. A lease that it has taken it keeps, until another takes it.
+
+    What is remembered of a session is right while the lease was this instance's all the time: that shows when the next
+    question is recorded, in the statement that takes the place of a renewal. The questions of all sessions are recorded
+    by one task, together with those that came while the last ones were being committed.
+    """
+
+    def __init__(
+        self, queries: Queries, membership: Membership, cache: HistoryCache, waits: Callable[[Key], bool]
+    ) -> None:
+        """`waits` says whether a turn of a session waits for Postgres here."""
+        self._queries = queries
+        self._membership = membership
+        self._cache = cache
+        self._waits = waits
+        self.ready = asyncio.Event()
+        """Set once no turn is left of an earlier process of this instance."""
+        self.on_unknown: Callable[[], None] = lambda: None
+        """Called where a turn is open in a lease of this instance that it does not know to run."""
+        self._mine: OrderedDict[Key, int] = OrderedDict()
+        self.term = 0
+        """How often this instance has lost all its leases."""
+        # The last exchange of each session whose question this instance has recorded, or taken.
+        self._asked: OrderedDict[Key, str] = OrderedDict()
+        self._next: list[_Asked] = []
+        self._withdrawn: dict[tuple[str, str], tuple[int, Key]] = {}
+        self._some = asyncio.Event()
+
+    async def acquire(self, session_id: str, user_id: str) -> SessionLease:
+        """See `Leases`."""
+        key = (session_id, user_id)
+        if not self._membership.valid:
+            raise HistoryUnavailable("this instance has not renewed", retry_after_s=1.0)
+        await self.ready.wait()
+        fence = self._mine.get(key)
+        if fence is not None:
+            self._mine.move_to_end(key)
+            return SessionLease(fence, True, self.term)
+        if not (session_id.isascii() and session_id.isprintable()):
+            raise SessionNotFound
+        values = {
+            "session_id": session_id,
+            "user_id": user_id,
+            "me": self._membership.identity.id,
+            "dead_s": self._membership.rules.dead_s,
+        }
+        term = self.term
+        rows = await self._queries.fetch("acquire_lease", ACQUIRE_LEASE, values)
+        if not rows:
+            raise SessionNotFound
+        if rows[0].fence is None:
+            if rows[0].recovering:
+                raise SessionRecovering(retry_after_s=self._membership.rules.dead_s)
+            raise HeldElsewhere(rows[0].exchange_id or "")
+        self._expect_no_turn(key, rows[0].left_open)
+        if term == self.term:
+            self.keep(key, rows[0].fence)
+        if not rows[0].made:
+            self._cache.forget(key)
+        return SessionLease(rows[0].fence, rows[0].made, term)
+
+    def _expect_no_turn(self, key: Key, exchange_id: str | None) -> None:
+        """Raise `HeldElsewhere` for a turn that was let go of, or taken by a statement whose answer is on its way: a
+        question recorded over it would lose it."""
+        if exchange_id in (None, self._asked.get(key)) or (key[0], exchange_id) in self._withdrawn:
+            return
+        self.on_unknown()
+        raise HeldElsewhere(exchange_id or "")
+
+    def keep(self, key: Key, fence: int, exchange_id: str | None = None) -> None:
+        """Note a lease that this instance has got, with the turn that is open in it."""
+        _remember(self._mine, key, fence)
+        if exchange_id is not None:
+            _remember(self._asked, key, exchange_id)
+
+    def fence_of(self, key: Key) -> int | None:
+        """The fence of a lease that this instance remembers to have."""
+        return self._mine.get(key)
+
+    def lose(self, key: Key) -> None:
+        """Forget a lease that another may have, and what is cached of its session."""
+        self._mine.pop(key, None)
+        self._cache.forget(key)
+
+    def expect_valid(self, lease: Lease) -> None:
+        """See `Leases`."""
+        if not self._membership.valid or lease.term != self.term:
+            raise LeaseLost
+
+    def end_term(self) -> None:
+        """Forget all of them, since others may have any: what runs under one of them has lost it."""
+        self.term += 1
+        self._asked.clear()
+        self.lose_all()
+
+    def lose_all(self) -> None:
+        """Forget all of them: what others said of their sessions may have been missed."""
+        for key in list(self._mine):
+            self.lose(key)
+
+    async def record(self, lease: Lease, record: AskRecord) -> None:
+        """See `Leases`."""
+        session, exchange_id = record.session, record.user_message.exchange_id
+        recorded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._withdrawn.pop((session.id, exchange_id), None)  # what is written now takes its place
+        self._next.append(_Asked(session.id, lease.fence, exchange_id, record.encode().decode(), recorded))
+        self._some.set()
+        try:
+            still_mine = await recorded
+        except (asyncio.CancelledError, HistoryUnavailable):
+            # It may be on its way, or there already.
+            self.withdraw(lease.fence, (session.id, session.user_id), exchange_id)
+            raise
+        if not still_mine:
+            self.lose((session.id, session.user_id))
+            raise LeaseLost
+        if lease.term == self.term:
+            _remember(self._asked, (session.id, session.user_id), exchange_id)
+
+    def withdraw(self, fence: int, key: Key, exchange_id: str) -> None:
+        """See `Leases`."""
+        self._withdrawn[key[0], exchange_id] = (fence, key)
+        self._some.set()
+
+    def withdrawing(self) -> list[str]:
+        """The exchange ids of questions that are to be withdrawn and may still be there."""
+        return [exchange_id for _, exchange_id in self._withdrawn]
+
+    async def write_asks(self) -> None:
+        """Record questions until cancelled. Spawn it with `restart=True`."""
+        begun_at = float("-inf")
+        while True:
+            await self._some.wait()
+            # One that comes alone is written at once; under load a statement for each would cost more than all else.
+            await asyncio.sleep(max(0.0, begun_at + _GROUP_S - time.monotonic()))
+            begun_at = time.monotonic()
+            self._some.clear()
+            group, self._next = self._next, []
+            await self._withdraw_all()
+            # One that was given up before it was sent is not sent.
+            if group := [one for one in group if not one.recorded.done()]:
+                await self._write(group)
+
+    async def _write(self, group: Sequence[_Asked]) -> None:
+        values = {
+            "me": self._membership.identity.id,
+            "session_ids": [one.session_id for one in group],
+            "fences": [one.fence for one in group],
+            "exchange_ids": [one.exchange_id for one in group],
+            "asks": [one.ask for one in group],
+        }
+        error: HistoryUnavailable | None = None
+        try:
+            rows = await self._queries.fetch("record_asks", RECORD_ASKS, values)
+        except HistoryUnavailable as failure:
+            rows, error = (), failure
+        recorded = {row.session_id for row in rows}
+        for one in group:
+            if one.recorded.done():
+                continue
+            if error is not None:
+                one.recorded.set_exception(HistoryUnavailable(str(error), retry_after_s=1.0))
+            else:
+                one.recorded.set_result(one.session_id in recorded)
+
+    async def _withdraw_all(self) -> None:
+        """A question that nobody waits for must not be run after this instance's death: tried until it is gone."""
+        for (session_id, exchange_id), (fence, key) in list(self._withdrawn.items()):
+            values = {"session_id": session_id, "fence": fence, "exchange_id": exchange_id}
+            # While an acknowledged turn is in the spool alone, the lease must not look free.
+            if not self._waits(key):
+                with contextlib.suppress(HistoryUnavailable):
+                    await self._queries.fetch("withdraw_ask", WITHDRAW_ASK, values)
+                    self._withdrawn.pop((session_id, exchange_id), None)
+        if self._withdrawn:
+            asyncio.get_running_loop().call_later(_WITHDRAW_AGAIN_S, self._some.set)
+
+
+def _remember(kept: OrderedDict[Key, T], key: Key, value: T) -> None:
+    """Put it at the end of those that are kept; the oldest goes where they are too many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > _REMEMBERED:
+        kept.popitem(last=False)

@@ -1,0 +1,258 @@
+"""This instance among the others: its heartbeat in Postgres, and the messages that instances send one another."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import psycopg
+
+from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
+from backend_kit.aio.retry import Backoff, QuietLog
+from backend_kit.db.libpq import connect_args
+from backend_kit.settings import Postgres
+from backend_kit.wire import dumps, loads
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["cancel", "forget", "changed"]
+_KINDS: Final = ("cancel", "forget", "changed")
+_BEAT_TIMEOUT_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRules:
+    """The times of a fleet, in seconds. `renew_s` is below `dead_s` by more than a heartbeat and a clock's drift."""
+
+    beat_s: float = 2.0
+    """Between two heartbeats."""
+    gap_s: float = 5.0
+    """After a longer silence an instance must be heard for `dead_s` before it may call others dead."""
+    renew_s: float = 6.0
+    """An instance that could not renew for so long, by its own monotonic clock, lets go of its turns."""
+    dead_s: float = 10.0
+    """An instance that did not renew for so long, by the clock of Postgres, is dead to the others."""
+    look_s: float = 0.25
+    """Between two looks for turns of the dead."""
+    taken_at_once: int = 64
+    """Turns taken over by one statement: the rest is left for other instances, which look too."""
+    mirror_s: float = 60.0
+    """How long a follower waits for an instance that has the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one instance tells another, or all (`to` is ""): `cancel` an exchange; `forget` a session, which is being
+    deleted; that title or preferences of a session have `changed`."""
+
+    kind: Kind
+    session_id: str
+    user_id: str
+    exchange_id: str = ""
+    to: str = ""
+    sender: str = ""
+
+    def encode(self) -> str:
+        """JSON for NOTIFY. Ids are bounded by the protocol, so it is far below 8,000 bytes."""
+        return dumps(
+            {
+                "kind": self.kind,
+                "session": self.session_id,
+                "user": self.user_id,
+                "exchange": self.exchange_id,
+                "to": self.to,
+                "from": self.sender,
+            }
+        ).decode()
+
+    @classmethod
+    def decode(cls, payload: str) -> "Message":
+        """The reverse of `encode`. Raises ValueError for anything else: newer instances may know more kinds."""
+        fields = loads(payload)
+        if not isinstance(fields, dict) or fields.get("kind") not in _KINDS:
+            raise ValueError("no message of this version")
+        texts = [one for one in map(fields.get, ("session", "user", "exchange", "to", "from")) if isinstance(one, str)]
+        if len(texts) != 5:
+            raise ValueError("a message without its fields")
+        return cls(fields["kind"], *texts)
+
+
+@dataclass(slots=True)
+class Presence:
+    """Who this instance is. `url` is where the others reach it, None if they cannot; `token` opens its relay to them:
+    they read it in Postgres. `keeps_spool` if acknowledged turns may be in its spool alone."""
+
+    id: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
+    url: str | None = None
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    keeps_spool: bool = False
+
+
+def instance_id(spool: Path) -> str:
+    """The id of the instance that has this spool, in any of its processes. Raises OSError."""
+    file = spool / "instance"
+    if file.exists():
+        return file.read_text(encoding="ascii")
+    made = f"{socket.gethostname()}:{secrets.token_hex(8)}"
+    unfinished = file.with_suffix(".new")
+    with unfinished.open("w", encoding="ascii") as writing:
+        writing.write(made)
+        writing.flush()
+        os.fsync(writing.fileno())
+    unfinished.replace(file)
+    return made
+
+
+class Membership:
+    """Renews this instance in Postgres and hears the others, on a connection of its own.
+
+    `on_message` gets what others tell this instance, `on_deaf` is called when some of it may have been missed, and
+    `on_lost` once when the instance could not renew for `renew_s`: from then on it is not `valid` until it has renewed,
+    and others may take its turns. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Postgres,
+        identity: Presence,
+        *,
+        own_url: Callable[[str], str | None] = lambda _address: None,
+        rules: FleetRules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`own_url` makes the url from the address by which this machine reaches Postgres, where none is configured."""
+        self.identity = identity
+        self.rules = rules or FleetRules()
+        self.draining = False
+        self.on_message: Callable[[Message], None] = lambda _message: None
+        self.on_deaf: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._own_url = own_url
+        self._clock = clock
+        self._renewed_at = float("-inf")
+        self._lost = True
+        self._member = asyncio.Event()
+        self._log = QuietLog(logger)
+
+    @property
+    def valid(self) -> bool:
+        """Whether no other instance may have taken turns of this one: asked before anything that must not be done
+        twice. One look at a clock. Turns of an instance with a spool nobody else takes."""
+        if self.identity.keeps_spool:
+            return self._renewed_at > float("-inf")
+        return self._clock() - self._renewed_at < self.rules.renew_s
+
+    async def wait_valid(self) -> None:
+        """Wait until this instance has renewed lately."""
+        while not self.valid:
+            self._member.clear()
+            await self._member.wait()
+
+    async def renew(self) -> None:
+        """Renew and listen until cancelled. Spawn it with `restart=True`."""
+        backoff = Backoff(longest_s=1.0)
+        while True:
+            try:
+                await self._belong(backoff)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                self._log.warning("away", "the fleet cannot be reached: %s; trying on", type(error).__name__)
+            await asyncio.sleep(backoff.next_s())
+
+    async def watch(self) -> None:
+        """Call `on_lost` once each time the instance could not renew for too long. Until cancelled."""
+        while True:
+            await asyncio.sleep(self.rules.beat_s / 8)
+            self._notice_loss()
+
+    async def leave(self) -> None:
+        """Be gone at once for the others, after the last write. Never raises."""
+        try:
+            async with asyncio.timeout(_BEAT_TIMEOUT_S), await self._connect() as connection:
+                await connection.execute(LEAVE, {"id": self.identity.id})
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            dead_s = self.rules.dead_s
+            self._log.warning(
+                "leave", "the fleet was not left (%s): it notices in %.0f s", type(error).__name__, dead_s
+            )
+
+    async def _belong(self, backoff: Backoff) -> None:
+        async with await self._connect() as connection:
+            if self.identity.url is None:
+                self.identity.url = self._own_url(_address_of(connection))
+            await connection.execute(f"LISTEN {CHANNEL}")
+            await self._beat(connection)
+            await connection.execute(SWEEP)
+            # What was said before the first LISTEN nobody has heard.
+            self.on_deaf()
+            backoff.reset()
+            while True:
+                due_at = self._renewed_at + self.rules.beat_s
+                async with contextlib.aclosing(connection.notifies(timeout=max(0.0, due_at - self._clock()))) as heard:
+                    # It ends by itself. Whoever leaves it before loses what has come with the one that it got.
+                    async for notification in heard:
+                        self._hear(notification.payload)
+                await self._beat(connection)
+
+    async def _beat(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        sent_at = self._clock()
+        identity = self.identity
+        values = {
+            "id": identity.id,
+            "url": identity.url,
+            "token": identity.token,
+            "keeps_spool": identity.keeps_spool,
+            "draining": self.draining,
+            "gap_s": self.rules.gap_s,
+        }
+        async with asyncio.timeout(_BEAT_TIMEOUT_S):
+            await connection.execute(BEAT, values)
+        self._notice_loss()  # one that was stopped may renew before anybody looks
+        # From when it was sent: Postgres cannot have written it earlier.
+        self._renewed_at = sent_at
+        self._lost = False
+        self._member.set()
+
+    def _notice_loss(self) -> None:
+        if not self.valid and not self._lost:
+            self._lost = True
+            logger.error("ALARM this instance could not renew for %.0f s: it lets go of its turns", self.rules.renew_s)
+            self.on_lost()
+
+    def _hear(self, payload: str) -> None:
+        try:
+            message = Message.decode(payload)
+        except ValueError:
+            self._log.warning("message", "a message of another instance is not understood")
+            return
+        if message.sender != self.identity.id and message.to in ("", self.identity.id):
+            self.on_message(message)
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        settings = self._settings
+        password = settings.password.get_secret_value() if settings.password else None
+        connection = await psycopg.AsyncConnection.connect(
+            host=settings.host,
+            port=settings.port,
+            dbname=settings.database,
+            user=settings.username,
+            password=password,
+            autocommit=True,
+            **connect_args("turnwise-agentic-fleet", min(settings.connect_timeout, int(_BEAT_TIMEOUT_S))),
+        )
+        connection.prepare_threshold = 0
+        return connection
+
+
+def _address_of(connection: psycopg.AsyncConnection[Any]) -> str:
+    """The address of this machine on the way to Postgres."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as own:
+        name = own.getsockname()
+    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"

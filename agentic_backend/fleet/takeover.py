@@ -1,0 +1,177 @@
+"""Turns of instances that died: another one takes them and goes on with them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from sqlalchemy import TextClause
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.fleet.leases import FleetLeases
+from agentic_backend.fleet.membership import Membership
+from agentic_backend.fleet.statements import RECOVER, RETAKE, RETAKE_ALL, TAKE_OVER
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.models import MAX_RESTARTS, AskRecord, TurnRecord
+from agentic_backend.session.past_exchanges import StoredExchange
+from agentic_backend.session.stream import Turn
+from agentic_backend.spool.turnlog import PersistentTurnLog
+from backend_kit.db.pool import AnyRow
+
+logger = logging.getLogger(__name__)
+
+
+class LocalTurns(Protocol):
+    """The turns of this process: `TurnRegistry`."""
+
+    def runs(self, exchange_id: str, user_id: str) -> Turn | None:
+        """One that runs here, or has lately."""
+
+    def running_ids(self) -> list[str]:
+        """The exchange ids of those that run here."""
+
+    def take_up(self, cut: AskRecord) -> None:
+        """Run one that another process had begun, unless it runs here already."""
+
+
+class Takeover:
+    """Looks for turns of the dead and hands them to the registry. Implements `CutOffTurns` over leases: that a turn
+    runs again is counted by the statement that takes it.
+
+    One whose agent does not run again, or that has outlived more than `MAX_RESTARTS` instances, is stored as
+    interrupted. `taken` gets, for each that is taken, the seconds since its instance gave its last sign of life.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        membership: Membership,
+        leases: FleetLeases,
+        log: PersistentTurnLog,
+        taken: Callable[[float], None] = lambda _silent_s: None,
+    ) -> None:
+        self._queries = queries
+        self._membership = membership
+        self._leases = leases
+        self._log = log
+        self._taken = taken
+        self._owing = False
+        self._fences: dict[tuple[str, str], int] = {}
+        leases.on_unknown = self.note_loss
+        self.turns: LocalTurns | None = None
+        """Set before `look_for_dead` runs."""
+
+    async def look_for_dead(self) -> None:
+        """Take turns of the dead until cancelled. Spawn it with `restart=True`."""
+        while True:
+            await asyncio.sleep(self._membership.rules.look_s)
+            if self._membership.valid and not self._membership.draining:
+                try:
+                    while await self._take_some() == self._membership.rules.taken_at_once:
+                        pass
+                except HistoryUnavailable:
+                    self._owing = True  # the turns may be taken, and the answer lost
+
+    async def recover(self) -> None:
+        """Go on with the turns that an earlier process of this instance left in Postgres, once none of its ends waits
+        in the spool any more; only then does any ask get a lease."""
+        while True:
+            if not self._log.pending and self._membership.valid:
+                try:
+                    self._go_on(await self._queries.fetch("recover", RECOVER, self._me))
+                except HistoryUnavailable:
+                    pass
+                else:
+                    self._leases.ready.set()
+                    return
+            await asyncio.sleep(self._membership.rules.look_s)
+
+    async def retake(self, session_id: str, user_id: str, exchange_id: str) -> bool:
+        """Go on with a turn that this instance had let go of, if nobody has taken it. Raises `HistoryUnavailable`."""
+        values = {"session_id": session_id, "user_id": user_id, "exchange_id": exchange_id, **self._me}
+        rows = await self._fetch("retake", RETAKE, values)
+        self._go_on(rows[:1])
+        return bool(rows)
+
+    async def _take_some(self) -> int:
+        assert self.turns is not None
+        rules = self._membership.rules
+        values = {**self._me, "gap_s": rules.gap_s, "dead_s": rules.dead_s, "most": rules.taken_at_once}
+        rows = await self._fetch("take_over", TAKE_OVER, values)
+        if rows:
+            logger.warning("turns of instances that died are taken over: %d", len(rows))
+            for row in rows:
+                self._taken(row.silent_s or 0.0)
+        self._go_on(rows)
+        if self._owing:
+            here = [*self.turns.running_ids(), *self._log.pending_ids(), *self._leases.withdrawing()]
+            self._owing = False
+            try:
+                self._go_on(await self._fetch("retake_all", RETAKE_ALL, {**self._me, "here": here}))
+            except HistoryUnavailable:
+                self._owing = True
+                raise
+        return len(rows)
+
+    async def _fetch(self, op: str, statement: TextClause, values: dict[str, object]) -> list[AnyRow]:
+        """The turns that a statement has taken. None if this instance stood still meanwhile: others may have them."""
+        term = self._leases.term
+        rows = list(await self._queries.fetch(op, statement, values))
+        if rows and not (self._membership.valid and term == self._leases.term):
+            self._owing = True
+            return []
+        return rows
+
+    def note_loss(self) -> None:
+        """This instance lets go of its turns: those that nobody has taken by then it goes on with when it is back."""
+        self._owing = True
+
+    @property
+    def _me(self) -> dict[str, object]:
+        return {"me": self._membership.identity.id}
+
+    def _go_on(self, rows: Iterable[AnyRow]) -> None:
+        assert self.turns is not None
+        for row in rows:
+            key = (row.session_id, row.user_id)
+            if self._leases.fence_of(key) == row.fence and self.turns.runs(row.exchange_id, row.user_id) is not None:
+                continue
+            self._leases.lose(key)  # what is cached of the session may be old
+            self._leases.keep(key, row.fence, row.exchange_id)
+            self._fences[row.user_id, row.exchange_id] = row.fence
+            cut = AskRecord.decode(row.ask.encode())
+            if cut.rerun is None or row.deaths > MAX_RESTARTS:
+                self.give_up(cut.interrupted())
+            else:
+                self.turns.take_up(replace(cut, rerun=replace(cut.rerun, restarts=row.runs)))
+
+    def take_over(self) -> tuple[AskRecord, ...]:
+        """See `CutOffTurns`: none at the start. Those that a process left in the spool that ran alone, before this
+        configuration, are interrupted."""
+        for record in self._log.take_over():
+            self._log.give_up(record.interrupted())
+        return ()
+
+    def has_room(self) -> bool:
+        """See `CutOffTurns`."""
+        return self._log.has_room()
+
+    async def begin_again(self, record: AskRecord) -> AskRecord:
+        """See `CutOffTurns`: it is counted already."""
+        return record
+
+    def give_up(self, record: TurnRecord) -> None:
+        """See `CutOffTurns`."""
+        fence = self._fences.pop((record.session.user_id, record.exchange_id), None)
+        if self._membership.draining and StoredExchange(record.messages).cut_off:
+            return  # its lease still names it: once this instance has left, another one goes on with it
+        self._log.give_up(replace(record, fence=fence))
+
+    def drop(self, record: AskRecord) -> None:
+        """See `CutOffTurns`."""
+        session, exchange_id = record.session, record.user_message.exchange_id
+        fence = self._fences.pop((session.user_id, exchange_id), None)
+        if fence is not None:
+            # Where it was only told, since it had ended, the lease still names it.
+            self._leases.withdraw(fence, (session.id, session.user_id), exchange_id)

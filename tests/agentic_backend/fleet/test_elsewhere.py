@@ -1,0 +1,432 @@
+"""Turns that other instances run, over Postgres and real sockets: followed, stopped, forgotten and told of changes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from fastapi import FastAPI
+
+from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.fleet.elsewhere import FleetTurns
+from agentic_backend.fleet.membership import FleetRules
+from agentic_backend.fleet.mirror import Peers
+from agentic_backend.fleet.relay import TurnRelay, relay_routes
+from agentic_backend.session.models import Session
+from agentic_backend.session.stream import Accepted, Awaiting, Final, TextDelta, Turn
+from backend_kit.aio import TaskRegistry
+from backend_kit.http import ServeSettings, listen
+from tests.agentic_backend.fleet.conftest import Found
+from tests.agentic_backend.fleet.instances import RULES, Instance, died, leases_in, turn_of, under
+from tests.agentic_backend.records import USER, messages_of, new_session, rows, turn, until
+from tests.support.patience import PATIENCE_S
+from tests.support.postgres import Database
+from tests.support.silent_server import silent_server
+
+pytestmark = pytest.mark.servers
+
+BASE = "/agentic/v1"
+NO_PATIENCE = FleetRules(beat_s=0.05, look_s=0.01, mirror_s=0.0)
+
+
+@dataclass
+class Member:
+    """An instance with its view of the others. `connections` is each change of how many turns it follows there."""
+
+    instance: Instance
+    elsewhere: FleetTurns
+    connections: list[int]
+
+    async def begin(self, session: Session, exchange_id: str) -> Turn:
+        """A turn that runs here."""
+        await self.instance.begin(session, exchange_id)
+        running = self.instance.turns.begin(session, exchange_id)
+        running.publish(Accepted())
+        return running
+
+
+Join = Callable[..., "asyncio.Future[Member]"]
+
+
+@asynccontextmanager
+async def relayed(instance: Instance) -> AsyncIterator[str]:
+    """The address at which other instances follow the turns of this one."""
+    app = FastAPI(openapi_url=None)
+    app.router.routes += relay_routes(TurnRelay(f"token of {instance.name}", instance.turns.runs), BASE)
+
+    async def drain() -> None:
+        pass
+
+    sock = listen("127.0.0.1", 0)
+    server = silent_server(app, drain, ServeSettings(loop="none"))
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[sock]))
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.stop()
+            await asyncio.wait([serving], timeout=PATIENCE_S)
+
+
+@pytest.fixture
+async def join(found: Found, tasks: TaskRegistry, database: Database) -> AsyncIterator[Join]:
+    """Make an instance that acts on what others say, and which they reach."""
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str, rules: FleetRules = RULES, *, reached: bool = True) -> Member:
+            instance = await found(name, rules)
+            instance.start_asks()
+            peers = Peers(BASE, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
+            stack.push_async_callback(peers.aclose)
+            connections: list[int] = []
+            persistence = instance.persistence
+            elsewhere = FleetTurns(
+                instance.queries,
+                instance.membership,
+                instance.leases,
+                instance.takeover,
+                peers,
+                persistence.pending,
+                persistence.store,
+                tasks,
+                connections.append,
+            )
+            elsewhere.serve(instance.turns)
+            if reached:
+                instance.membership.identity.url = await stack.enter_async_context(relayed(instance))
+                query = "SELECT url FROM instance WHERE id = %s"
+                url = instance.membership.identity.url
+                await until(lambda: rows(database.dsn, query, name) == [(url,)])
+            return Member(instance, elsewhere, connections)
+
+        yield make  # type: ignore[misc] # a coroutine function
+
+
+@pytest.fixture
+async def pair(join: Join) -> tuple[Member, Member]:
+    return await join("one"), await join("other")
+
+
+Pair = tuple[Member, Member]
+
+
+def final_of(running: Turn, session: Session) -> Final:
+    messages = messages_of(session, running.ask.exchange_id, ("question", "answer"))
+    return Final(messages, session.advanced(2, "t"), b"[]", 0.0, "db")
+
+
+def followed(turn: Turn) -> Turn:
+    turn.follow(lambda: None)
+    return turn
+
+
+async def published(turn: Turn, count: int) -> None:
+    """Wait until the turn has so many events."""
+    more = asyncio.Event()
+    turn.follow(more.set)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(turn.events) < count:
+            more.clear()
+            await more.wait()
+    turn.unfollow(more.set)
+
+
+async def mirrored(member: Member, turn: Turn) -> bool:
+    async with asyncio.timeout(PATIENCE_S):
+        return await member.elsewhere.mirror(turn)
+
+
+async def test_a_turn_is_told_as_its_instance_tells_it(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    turn = followed(turn_of(session, "x1"))
+    mirroring = asyncio.create_task(mirrored(other, turn))
+    await published(turn, 1)
+    assert other.connections == [1]
+    running.publish(TextDelta(1, "final", "a"))
+    await published(turn, 2)
+    running.publish(final_of(running, session))
+    assert await mirroring
+    assert list(turn.events) == list(running.events)
+    assert other.connections == [1, -1]
+
+
+async def test_who_has_seen_a_part_gets_the_rest(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    for text in "abc":
+        running.publish(TextDelta(1, "final", text))
+    running.publish(final_of(running, session))
+    turn = followed(turn_of(session, "x1"))
+    turn.begins_after = 3
+    assert await mirrored(other, turn)
+    assert [event.seq for event in turn.events] == [4, 5]
+
+
+async def test_who_has_seen_all_of_it_gets_its_end_without_an_event(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    running.publish(final_of(running, session))
+    turn = followed(turn_of(session, "x1"))
+    turn.begins_after = 2
+    assert await mirrored(other, turn)
+    assert turn.ended
+    assert len(turn.events) == 0
+
+
+@pytest.mark.parametrize("user_id", [USER, "eve"])
+async def test_what_no_instance_has_is_told_from_history(pair: Pair, user_id: str) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    assert not await mirrored(other, turn_of(session, "x0"))  # nobody has the session
+    running = await one.begin(session, "x1")
+    assert not await mirrored(other, turn_of(session, "x0"))  # it runs another turn
+    foreign = replace(session, user_id="eve")
+    assert not await mirrored(other, turn_of(foreign, "x1"))
+    running.publish(final_of(running, session))
+    assert not await mirrored(other, turn_of(replace(session, id="unknown", user_id=user_id), "x1"))
+
+
+async def test_of_an_instance_that_cannot_be_reached_a_turn_that_has_ended_is_told_from_history(
+    join: Join, database: Database
+) -> None:
+    one, other = await join("one", reached=False), await join("other", NO_PATIENCE)
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    running.publish(final_of(running, session))
+    with pytest.raises(HistoryUnavailable):
+        await mirrored(other, turn_of(session, "x1"))  # nobody can say how it goes on
+    one.instance.persistence.start()
+    lease = await one.instance.acquire(session)
+    await one.instance.persistence.log.append(under(lease, turn(session, "x1")))
+    assert leases_in(database.dsn) == [("one", 1, None)]
+    assert not await mirrored(other, turn_of(session, "x1"))
+
+
+async def test_a_turn_whose_instance_died_is_followed_where_it_goes_on(pair: Pair, database: Database) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    turn = followed(turn_of(session, "x1"))
+    mirroring = asyncio.create_task(mirrored(other, turn))
+    await published(turn, 1)
+    # As the takeover does; then the first one stops in mid-turn.
+    again = other.instance.turns.begin(session, "x1")
+    rows(database.dsn, "UPDATE session_lease SET holder = 'other', fence = 2, runs = 1 RETURNING 1")
+    running.end_unseen()
+    again.begin_again(1)
+    again.publish(final_of(again, session))
+    assert await mirroring
+    assert [event.payload for event in turn.events] == [running.events[0].payload, *(e.payload for e in again.events)]
+
+
+async def test_a_turn_of_its_own_that_does_not_run_is_taken_up_again(pair: Pair, database: Database) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    await one.instance.begin(session, "x1")  # let go of, say
+    turn = followed(turn_of(session, "x1"))
+    mirroring = asyncio.create_task(mirrored(one, turn))
+    turns = one.instance.turns
+    async with asyncio.timeout(PATIENCE_S):
+        await turns.changed.wait()
+    assert [cut.user_message.exchange_id for cut in turns.taken][:1] == ["x1"]
+    again = turns.begin(session, "x1")
+    again.begin_again(1)
+    again.publish(final_of(again, session))
+    assert await mirroring
+    assert list(turn.events) == list(again.events)
+    assert rows(database.dsn, "SELECT runs > 0, deaths FROM session_lease") == [(True, 0)]
+
+
+async def test_a_stop_reaches_a_turn_that_has_been_taken_over_here(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    turn = followed(turn_of(session, "x1"))
+    turn.cancel()  # while it was nobody's, who might have heard of it
+    mirroring = asyncio.create_task(mirrored(one, turn))
+    await published(turn, 1)
+    assert running.cancel_requested
+    running.publish(final_of(running, session))
+    assert await mirroring
+
+
+async def test_a_run_that_a_person_let_continue_is_taken_up_again_behind_the_question(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    await one.instance.begin(session, "x1")
+    turns = one.instance.turns
+    asked = turns.begin(session, "x1")
+    asked.publish(Accepted())
+    asked.publish(Awaiting({}, (), session))
+    turn = followed(Turn(asked.ask, asked))
+    turn.publish(Accepted())
+    one.instance.leases.end_term()  # let go of, say
+    mirroring = asyncio.create_task(mirrored(one, turn))
+    async with asyncio.timeout(PATIENCE_S):
+        await turns.changed.wait()
+    again = turns.begin(session, "x1")
+    again.begin_again(1)
+    again.publish(final_of(again, session))
+    assert await mirroring
+    assert isinstance(turn.events[-1].payload, Final)
+
+
+async def test_a_turn_of_its_own_whose_end_waits_for_postgres_runs_no_more(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    lease = await one.instance.begin(session, "x1")
+    appending = asyncio.create_task(one.instance.persistence.log.append(under(lease, turn(session, "x1"))))
+    await asyncio.sleep(0)
+    with pytest.raises(StorageFull):
+        await mirrored(one, turn_of(session, "x1"))
+    assert one.instance.turns.taken == []
+    one.instance.persistence.start()
+    await appending
+    assert not await mirrored(one, turn_of(session, "x1"))
+
+
+async def test_an_exchange_of_another_session_is_not_told(pair: Pair) -> None:
+    one, _ = pair
+    session, another = await new_session(one.instance.persistence), await new_session(one.instance.persistence)
+    await one.begin(session, "x1")
+    await one.instance.acquire(another)
+    one.instance.turns.here["x1", USER] = turn_of(session, "x1")
+    assert not await mirrored(one, turn_of(another, "x1"))
+
+
+async def test_without_postgres_who_has_seen_nothing_is_refused_and_who_has_waits(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    running.publish(final_of(running, session))
+    turn = followed(turn_of(session, "x1"))
+    other.instance.queries.failing.append("holder_of_session")
+    with pytest.raises(HistoryUnavailable):
+        await mirrored(other, turn)
+    turn.take(running.events[0])
+    other.instance.queries.failing += ["holder_of_session"] * 2
+    assert await mirrored(other, turn)
+    assert list(turn.events) == list(running.events)
+
+
+async def test_a_stop_reaches_the_instance_that_runs_the_turn(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    assert not await other.elsewhere.stop("x0", USER)
+    assert not await other.elsewhere.stop("x1", "eve")
+    assert await other.elsewhere.stop("x1", USER)
+    await until(lambda: running.cancel_requested)
+
+
+async def test_a_stop_where_it_runs_needs_no_message(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    assert await one.elsewhere.stop("x1", USER)
+    assert running.cancel_requested
+    one.instance.turns.here.clear()
+    assert not await one.elsewhere.stop("x1", USER)
+    assert "notify" not in one.instance.queries.ran
+
+
+async def test_a_mirror_that_is_stopped_stops_the_turn_wherever_it_is_found(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    turn = followed(turn_of(session, "x1"))
+    turn.cancel()
+    mirroring = asyncio.create_task(mirrored(other, turn))
+    await until(lambda: running.cancel_requested)
+    running.publish(final_of(running, session))
+    assert await mirroring
+
+
+async def test_what_another_instance_runs_is_found_with_its_question(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    await one.begin(session, "x1")
+    found = await other.elsewhere.find("x1", USER)
+    assert found is not None
+    assert (found.session.id, found.user_message.text) == (session.id, "question")
+    assert await one.elsewhere.find("x1", USER) is None  # it runs here
+    assert await other.elsewhere.find("x1", "eve") is None
+    assert await other.elsewhere.find("x0", USER) is None
+
+
+async def test_all_forget_a_session_and_its_deleter_waits_for_the_turn_that_runs(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    key = (session.id, USER)
+    lease = await one.instance.begin(session, "x1")
+    forgetting = asyncio.create_task(other.elsewhere.forget(session.id, USER))
+    async with asyncio.timeout(PATIENCE_S):
+        await one.instance.turns.changed.wait()
+    assert one.instance.turns.forgotten == [key]
+    assert one.instance.leases.fence_of(key) is None
+    assert not forgetting.done()
+    one.instance.leases.withdraw(lease.fence, key, "x1")
+    async with asyncio.timeout(PATIENCE_S):
+        await forgetting
+
+
+@pytest.mark.parametrize("case", ["nobody", "no turn", "own", "dead"])
+async def test_a_delete_does_not_wait_for_what_is_not_there(pair: Pair, database: Database, case: str) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    if case == "no turn":
+        await one.instance.acquire(session)
+    elif case == "own":
+        await other.instance.begin(session, "x1")
+    elif case == "dead":
+        await one.instance.begin(session, "x1")
+        await one.instance.stop_renewing()
+        died(database.dsn, "one")
+    other.instance.queries.ran.clear()
+    await other.elsewhere.forget(session.id, USER)
+    assert other.instance.queries.ran == ["notify", "holder_of_session"]
+    assert other.instance.leases.fence_of((session.id, USER)) is None
+
+
+async def test_a_change_is_read_again_elsewhere(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence, title="Old")
+    await other.instance.acquire(session)
+    one.instance.persistence.start()
+    assert await one.instance.persistence.store.change(session.id, USER, title="New")
+    await one.elsewhere.tell_changed(session.id, USER)
+    async with asyncio.timeout(PATIENCE_S):
+        await other.instance.turns.changed.wait()
+    assert [one.title for one in other.instance.turns.reread_] == ["New"]
+    assert other.instance.leases.fence_of((session.id, USER)) is None
+
+
+async def test_a_change_that_cannot_be_told_is_logged(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    one, _ = pair
+    one.instance.queries.failing.append("notify")
+    await one.elsewhere.tell_changed("s1", USER)
+    assert "could not be told to other instances" in caplog.text
+
+
+async def test_who_could_not_renew_lets_go_of_turns_and_of_all_it_remembered(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    await one.begin(session, "x1")
+    one.instance.membership.on_lost()
+    assert one.instance.turns.let_go_of == 1
+    # Another may have it by now: of a turn that has not begun, too, that must be seen.
+    assert one.instance.leases.fence_of((session.id, USER)) is None
+
+
+async def test_who_may_have_missed_messages_trusts_no_lease(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    await one.begin(session, "x1")
+    one.instance.membership.on_deaf()
+    assert one.instance.leases.fence_of((session.id, USER)) is None
+    assert one.instance.turns.let_go_of == 0

@@ -1,0 +1,346 @@
+"""Turns that other instances run, as the registry of one has them: followed as its own, stopped there, let go of."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agentic_backend.session.admission import TurnLimits
+from agentic_backend.session.models import AskRecord, Rerun
+from agentic_backend.session.stream import (
+    RUN_SEQS,
+    Awaiting,
+    Cancelled,
+    Final,
+    HumanAnswer,
+    Restarted,
+)
+from agentic_backend.testing import USER
+from backend_kit.wire import Code
+from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
+from tests.agentic_backend.session.gated_turns import ended, ticks
+from tests.agentic_backend.session.hosted import Hosted
+from tests.agentic_backend.session.leased import LeaseView, Others, Table, speaking
+from tests.support.patience import PATIENCE_S
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+@pytest.fixture
+def others():
+    return Others()
+
+
+@pytest.fixture
+def leases(table):
+    return LeaseView(table, "a")
+
+
+@pytest.fixture
+def process(table, tasks, leases, others):
+    made = EchoProcess(table, tasks, restart="from_question", leases=leases, elsewhere=others)
+    made.begin_again()
+    return made
+
+
+def payloads(turn):
+    return [event.payload for event in turn.events]
+
+
+async def mirroring(others, count=1):
+    """Wait until so many turns were looked for at the others."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(others.mirrored) < count:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+
+
+async def test_a_run_that_is_let_go_ends_without_an_end_and_goes_on_as_another_instance_tells_it(
+    process, table, others
+):
+    turn = await speaking(process.ask("e1", "wait"))
+    seen = len(turn.events)
+    others.gate.clear()
+    process.registry.let_go()
+    await mirroring(others)
+    assert others.mirrored == [turn]
+    assert (turn.ended, len(turn.events), process.registry.running) == (False, seen, 0)
+    assert table.asked == "e1"  # who goes on with it needs the question
+    assert table.history() == []
+    # It is the same turn to whoever follows it, or comes now.
+    assert process.registry.find("e1", USER) is turn
+    assert process.registry.runs("e1", USER) is None
+    assert process.registry.resume(SESSION.id, "e1", USER, "", 1) is turn
+    turn.begin_again(1)
+    assert turn.events[-1].seq == RUN_SEQS + 1
+    others.gate.set()
+    assert isinstance(await ended(turn), Cancelled)
+    assert [type(one) for one in payloads(turn)[seen:]] == [Restarted, Cancelled]
+    await ticks()
+    assert process.registry.find("e1", USER) is None
+
+
+async def test_a_run_that_is_let_go_may_be_taken_up_here_again(process, table, others):
+    first = await speaking(process.ask("e1", "wait"))
+    others.gate.clear()
+    process.registry.let_go()
+    await mirroring(others)
+    cut = table.asks[0]
+    assert cut.rerun is not None
+    process.registry.take_up(replace(cut, rerun=replace(cut.rerun, restarts=1)))
+    again = process.registry.runs("e1", USER)
+    assert again is not None
+    assert again is not first
+    await speaking(again)
+    assert type(payloads(again)[0]) is Restarted
+    # A second message of the same is no second run.
+    process.registry.take_up(cut)
+    assert process.registry.runs("e1", USER) is again
+    again.cancel()
+    await ended(again)
+    others.gate.set()
+    await ended(first)
+    assert table.fences == [1]
+
+
+async def test_who_waits_for_a_slot_when_it_is_let_go_leaves_its_question(table, tasks, leases, others):
+    limits = TurnLimits(max_turns=1, queue_length=1, queue_deadline_s=600.0)
+    process = EchoProcess(table, tasks, leases=leases, elsewhere=others, limits=limits)
+    await process.admission.enter("none")
+    turn = process.ask("e1")
+    async with asyncio.timeout(PATIENCE_S):
+        while not turn.events:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+    process.registry.let_go()
+    assert isinstance(await ended(turn), Cancelled)
+    assert others.mirrored == [turn]
+    assert table.asked == "e1"
+    assert process.admission.waiting == 0
+    process.admission.leave("none")
+
+
+async def test_what_has_not_begun_is_not_let_go(process, table, others):
+    running = await speaking(process.ask("e1", "wait"))
+    waiting = process.ask("e2", if_busy="queue")
+    await ticks()
+    process.registry.let_go()
+    assert isinstance(await ended(running), Cancelled)
+    table.asked = None  # it has ended there
+    assert isinstance(await ended(waiting), Final)
+    assert others.mirrored == [running]
+
+
+async def test_a_turn_that_is_being_recorded_is_not_let_go(process, table, others):
+    gate, append = asyncio.Event(), table.append
+
+    async def late(record):
+        await gate.wait()
+        return await append(record)
+
+    table.append = late
+    turn = process.ask("e1")
+    async with asyncio.timeout(PATIENCE_S):
+        while not (table.asks and len(turn.events) > 3):  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+    await ticks(10)
+    process.registry.let_go()
+    gate.set()
+    assert isinstance(await ended(turn), Final)
+    assert others.mirrored == []
+
+
+async def test_a_stop_of_a_mirror_goes_to_the_instance_that_runs_it(process, others):
+    others.gate.clear()
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    await mirroring(others)
+    assert await process.registry.stop("e1", USER)
+    async with asyncio.timeout(PATIENCE_S):
+        while not others.stopped:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+    await mirroring(others, 2)
+    assert others.stopped == ["e1"]
+    assert not turn.ended  # its end comes from there
+    others.gate.set()
+    assert isinstance(await ended(turn), Cancelled)
+
+
+async def test_a_mirror_that_is_stopped_before_it_begins_is_looked_for_and_stopped_there(process, others):
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    turn.cancel()
+    assert isinstance(await ended(turn), Cancelled)
+    assert others.mirrored == [turn]
+    assert turn.cancel_requested  # `Elsewhere.mirror` stops such a turn where it finds it
+
+
+@pytest.mark.parametrize("stopped", ["before it begins", "while it is followed", "never"])
+async def test_the_end_of_the_process_ends_a_mirror_whether_it_was_stopped_or_not(process, others, tasks, stopped):
+    others.gate.clear()
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    if stopped == "before it begins":
+        turn.cancel()
+    await mirroring(others)
+    if stopped == "while it is followed":
+        turn.cancel()
+        await ticks()
+    async with asyncio.timeout(PATIENCE_S):
+        await tasks.aclose()
+    assert (await ended(turn)).code is Code.DRAINING
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_stop_of_what_is_not_here_is_answered_by_the_others(process, others, runs):
+    others.has = runs
+    assert await process.registry.stop("e1", USER) is runs
+    assert others.stopped == ["e1"]
+
+
+async def test_a_stop_of_what_has_ended_stops_nothing(process, others):
+    await ended(process.ask("e1"))
+    others.has = False
+    assert not await process.registry.stop("e1", USER)
+
+
+async def test_one_mirror_serves_all_who_have_what_it_begins_after(process, others):
+    others.gate.clear()
+    registry = process.registry
+    late = registry.resume(SESSION.id, "e1", USER, "", 5)
+    assert late.begins_after == 5
+    assert registry.resume(SESSION.id, "e1", USER, "", 7) is late
+    early = registry.resume(SESSION.id, "e1", USER, "", 2)
+    assert early is not late
+    assert early.begins_after == 2
+    assert registry.resume(SESSION.id, "e1", USER, "", 5) is early
+    whole = registry.resume(SESSION.id, "e1", USER)
+    assert (whole.begins_after, registry.find("e1", USER)) == (0, whole)
+    await mirroring(others, 3)
+    others.gate.set()
+    for turn in (late, early, whole):
+        assert isinstance(await ended(turn), Cancelled)
+    await ticks()
+    assert registry.find("e1", USER) is None
+
+
+async def test_a_mirror_of_another_session_is_not_shown(process, others):
+    others.gate.clear()
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    assert process.registry.resume("another", "e1", USER) is not turn
+    await mirroring(others, 2)
+    others.gate.set()
+    await ended(turn)
+
+
+async def test_what_nobody_runs_is_told_from_history(process, others):
+    final = await ended(process.ask("e1"))
+    await ticks()
+    process.registry.runs("e1", USER).ended_at = float("-inf")
+    process.registry.expire()
+    others.has = False
+    told = process.registry.resume(SESSION.id, "e1", USER)
+    assert (await ended(told)).messages == final.messages
+    assert others.mirrored == [told]
+    assert (await ended(process.registry.resume(SESSION.id, "e0", USER))).code is Code.EXCHANGE_NOT_FOUND
+
+
+async def test_without_postgres_who_comes_back_is_told_so(process, others):
+    others.away = True
+    refused = await ended(process.registry.resume(SESSION.id, "e1", USER))
+    assert (refused.code, refused.refused) == (Code.HISTORY_UNAVAILABLE, True)
+
+
+async def test_a_mirror_that_nobody_follows_ends(process, others):
+    others.ends = False
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    assert (await ended(turn)).code is Code.EXCHANGE_NOT_FOUND
+    await ticks()
+    assert process.registry.find("e1", USER) is None
+
+
+async def test_a_delete_is_told_to_the_others_first(process, others):
+    await ended(process.ask("e1"))
+    await process.registry.forget(SESSION.id, USER)
+    assert others.forgot == [SESSION.id]
+    assert process.registry.find("e1", USER) is None
+    # What another one deletes is told to nobody.
+    await ended(process.ask("e2"))
+    await process.registry.forget_here(SESSION.id, USER)
+    assert others.forgot == [SESSION.id]
+    assert process.registry.find("e2", USER) is None
+
+
+async def test_changes_are_told_to_the_others_and_those_of_the_others_taken_over(process, table, others):
+    await ended(process.ask("e1"))
+    process.registry.rename(SESSION.id, USER, "Mine")
+    process.registry.prefer(SESSION.id, USER, {"model": "m"})
+    await ticks()
+    assert others.told == [SESSION.id] * 2
+    turn = await speaking(process.ask("e2", "wait"))
+    process.registry.reread(replace(SESSION, title="Theirs", preferences={"model": "n"}))
+    await ticks()
+    assert others.told == [SESSION.id] * 2
+    turn.cancel()
+    session = (await ended(turn)).session
+    assert (session.title, session.preferences) == ("Theirs", {"model": "n"})
+
+
+async def test_a_turn_is_located_wherever_it_runs(process, others):
+    registry = process.registry
+    assert await registry.locate("e1", USER) is None
+    running = await speaking(process.ask("e1", "wait"))
+    assert await registry.locate("e1", USER) is running
+    asked = AskRecord(SESSION, running.events[1].payload.message, None, Rerun("Other"))
+    others.runs = asked
+    others.gate.clear()
+    elsewhere = await registry.locate(running.ask.exchange_id + "x", USER)
+    assert elsewhere is not None
+    assert (elsewhere.ask.agent_id, elsewhere.ask.message) == ("Other", "wait")
+    others.gate.set()
+    running.cancel()
+    await ended(running)
+
+
+async def waiting_at_a(table, tasks):
+    """Two instances, and an exchange that waits for a person at the first. Both have the session in memory."""
+    agents = Hosted()
+    made = [
+        EchoProcess(table, tasks, agents=agents, leases=LeaseView(table, name), elsewhere=Others(has=False))
+        for name in "ab"
+    ]
+    agents.gate.set()
+    for number, instance in enumerate(made):
+        assert isinstance(await ended(instance.ask(f"e{number}")), Final)
+    agents.asks = True
+    asked = made[0].ask("ask")
+    assert isinstance(await ended(asked), Awaiting)
+    agents.asks = False
+    return made, asked
+
+
+async def test_a_person_may_answer_at_an_instance_that_remembers_an_older_session(table, tasks):
+    (_, other), _ = await waiting_at_a(table, tasks)
+    final = await ended(other.ask("ask", "", human=HumanAnswer({"choice_id": "yes"})))
+    assert isinstance(final, Final)
+
+
+async def test_a_question_that_was_answered_elsewhere_is_not_asked_again(table, tasks):
+    (one, other), asked = await waiting_at_a(table, tasks)
+    final = await ended(other.ask("ask", "", human=HumanAnswer({"choice_id": "yes"})))
+    for turn in (one.registry.resume(SESSION.id, "ask", USER, "", asked.events[-1].seq), one.ask("ask")):
+        assert (await ended(turn)).messages == final.messages
+
+
+async def test_a_stop_reaches_a_turn_that_a_person_let_continue_elsewhere(table, tasks):
+    (one, _), _ = await waiting_at_a(table, tasks)
+    others = one.registry._runner.elsewhere
+    others.has = True
+    assert await one.registry.stop("ask", USER)
+    assert others.stopped == ["ask"]
+
+
+async def test_what_a_person_was_asked_is_not_told_once_another_exchange_came_after_it(table, tasks):
+    (one, other), _ = await waiting_at_a(table, tasks)
+    assert one.registry.runs("ask", USER) is not None
+    await ended(other.ask("ask", "", human=HumanAnswer({"choice_id": "yes"})))
+    assert isinstance(await ended(one.ask("later")), Final)
+    assert one.registry.runs("ask", USER) is None
