@@ -260,7 +260,7 @@ def _token(expires_in_s: int) -> str:
 
 async def clock_jumps(deployment: Deployment, size: Size) -> list[Row]:
     """B9: the wall clock jumps an hour ahead and back under load; the monotonic one does not."""
-    library = _faketime()
+    library = faketime()
     if library is None:
         return [not_run("B9", "clock jumps of one hour under load", "needs faketime")]
     file = deployment.directory / "clock"
@@ -295,7 +295,8 @@ async def clock_jumps(deployment: Deployment, size: Size) -> list[Row]:
     ]
 
 
-def _faketime() -> str | None:
+def faketime() -> str | None:
+    """The library that gives a process another wall clock; None where there is none."""
     return next((str(path) for path in _FAKETIME.glob("*/faketime/libfaketimeMT.so.1")), None)
 
 

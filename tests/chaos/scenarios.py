@@ -3,7 +3,20 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.chaos import answers, canary, cost, crowding, disk, failover, identity, kills, lifecycle, models, outages
+from tests.chaos import (
+    answers,
+    canary,
+    cost,
+    crowding,
+    disk,
+    failover,
+    fleet,
+    identity,
+    kills,
+    lifecycle,
+    models,
+    outages,
+)
 from tests.chaos.deployment import Deployment, Size
 from tests.chaos.rows import Row
 
@@ -24,7 +37,9 @@ PAIRED = Kind(2, 2)
 """Holds a time to a wide bound."""
 FREE = Kind(4, 4)
 """Only counts."""
-KINDS = (ALONE, CALM, PAIRED, FREE)
+WAITING = Kind(4, 1)
+"""Waits for what lasts as long in both forms, the death of an instance; in the short one beside others that do."""
+KINDS = (ALONE, CALM, PAIRED, FREE, WAITING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +99,8 @@ SCENARIOS = (
     Scenario(("D12",), crowding.cycles, 9),
     Scenario(("E8",), identity.troubled_issuer, 31, kind=PAIRED),
     Scenario(("canary",), canary.canary, 25),
+    Scenario(("fleet",), fleet.deaths, 50, kind=WAITING),
+    Scenario(("fleet",), fleet.standing_still, 50, kind=WAITING),
+    Scenario(("fleet",), fleet.without_postgres, 32, kind=WAITING),
+    Scenario(("fleet",), fleet.cancelled, 10, kind=WAITING),
 )

@@ -153,7 +153,7 @@ async def test_how_long_texts_gather_is_published_with_the_other_levels(service:
     full = Coalescer(clock=Clock())
     full.interval_s = 0.03
     pool = ModelPool(coalescer=full)
-    _publish_turns(replace(service.service.running, models=pool))
+    _publish_turns(replace(service.service.running, models=pool), service.service.relay)
     shown = service.service._registry.get_sample_value("app_stream_hold_seconds")
     await pool.aclose()
     assert shown == pytest.approx(0.03)

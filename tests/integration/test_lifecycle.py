@@ -13,6 +13,7 @@ import pytest
 import yaml
 from websockets.exceptions import InvalidStatus
 
+from tests.agentic_backend.records import until
 from tests.support.agentic import start_process
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
@@ -253,6 +254,33 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, own_po
     assert [row[0] for row in rows[known]] == [0, 1, 2, 3]
     assert [row[0] for row in rows[silent]] == [0, 1]
     assert idle not in rows
+
+
+async def test_an_instance_that_cannot_renew_takes_no_new_work_and_goes_on_with_its_turn(start_service, own_postgres):
+    await asyncio.to_thread(own_postgres.start)
+    many = {"persistence": {"replicas": "many"}}
+    model = "mock;ttft=100;gap=200;tokens=60"
+    async with start_service(model, storage=where(own_postgres), **many) as service, service.native() as socket:
+        code, body = await status(service, "/ready")
+        assert (code, body["dependencies"]["fleet"]["status"]) == (200, "up")
+        session_id, idle = [await service.create_session() for _ in range(2)]
+        await say(socket, **ask(session_id))
+        await hear_until(socket, "delta")
+        await asyncio.to_thread(own_postgres.stop)
+        await until(lambda: not service.service.running.fleet.membership.valid)
+        code, body = await status(service, "/ready")
+        assert (code, body["status"], body["dependencies"]["fleet"]["status"]) == (503, "cut_off", "down")
+        await say(socket, **ask(idle, "And now?", client_exchange_id="next"))
+        while (refused := await hear(socket)).get("exchange_id") != "next":
+            pass
+        assert (refused["code"], refused["retryable"]) == ("history_unavailable", True)
+
+        await asyncio.to_thread(own_postgres.start)
+        again = await hear_until(socket, "restarted")
+        assert again[-1]["seq"] == 1_000_001
+        final = (await hear_until(socket, "final"))[-1]
+        assert (await status(service, "/ready"))[0] == 200
+        assert await service.history(session_id) == final["messages"]
 
 
 async def test_two_services_in_one_process_share_nothing(start_service, postgres):

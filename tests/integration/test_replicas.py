@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
@@ -11,15 +10,15 @@ import yaml
 from agentic_backend.spool.claim import LOCK_KEY
 from tests.agentic_backend.records import until, until_waiting
 from tests.support.agentic import start_process
-from tests.support.held_model import held_model
+from tests.support.fleet import MANY, two_instances
 from tests.support.ports import free_port
 from tests.support.processes import ForkedModule
 from tests.support.service import configuration, hear, hear_until, merge, say
 
 __all__ = ["start_process"]
 
-MANY = {"persistence": {"ack": "db", "replicas": "many"}}
 OWNER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+COMPETED = "mock;ttft=150;tokens=3"
 HEAVY = ("sqlalchemy", "langgraph", "openai", "alembic")
 """Modules that take seconds to import."""
 
@@ -129,20 +128,6 @@ async def test_a_service_whose_database_another_process_took_gives_way_and_loses
         assert shown[0] == "Do you still listen?"
 
 
-async def end_of(socket, exchange_id):
-    """The terminal frame of an exchange, others' frames left aside."""
-    while True:
-        frame = await hear(socket)
-        if frame.get("exchange_id") == exchange_id and frame["type"] in {"final", "error", "cancelled"}:
-            return frame
-
-
-@asynccontextmanager
-async def two_instances(start_process, model="mock;ttft=150;tokens=3", **sections):
-    async with start_process(model, **MANY, **sections) as one, start_process(model, **MANY, **sections) as other:
-        yield one, other
-
-
 async def all_at_once(service, session_id, exchange_ids, if_busy):
     """The terminal frames of asks that are sent together on one socket."""
     ends = {}
@@ -161,7 +146,7 @@ async def all_at_once(service, session_id, exchange_ids, if_busy):
 
 @pytest.mark.parametrize("if_busy", ["reject", "queue"])
 async def test_fifty_asks_on_one_session_at_two_instances_run_one_by_one(start_process, database, if_busy):
-    async with two_instances(start_process) as instances:
+    async with two_instances(start_process, COMPETED) as instances:
         session_id = await instances[0].create_session()
         finals = []
         for number in range(3):
@@ -203,68 +188,3 @@ async def test_a_conversation_goes_on_at_whichever_instance(start_process):
                 heard.append((await hear_until(socket, "final"))[-1]["messages"])
     assert [[message["rank"] for message in messages] for messages in heard] == [[0, 1], [2, 3], [4, 5]]
     assert [messages[1]["parts"][0]["text"] for messages in heard[1:]] == ["Your name is Ada."] * 2
-
-
-async def test_the_session_of_a_killed_instance_is_had_when_its_lease_has_expired(start_process, database):
-    async with two_instances(start_process, "mock;ttft=600000") as (one, other):
-        session_id = await other.create_session()
-        async with one.native() as socket, other.native() as waiting:
-            await say(socket, **ask(session_id, "Lost", client_exchange_id="lost"))
-            while (await hear(socket))["type"] != "message":
-                pass
-            one.process.kill()
-            await say(waiting, **ask(session_id, "Too early", client_exchange_id="early"))
-            early = await end_of(waiting, "early")
-            assert (early["code"], early["retryable"]) == ("session_busy", True)
-
-            query(database.dsn, "UPDATE session_lease SET expires_at = now() RETURNING 1")
-            await say(waiting, **ask(session_id, "In time", client_exchange_id="late"))
-            while (await hear(waiting))["type"] != "message":
-                pass
-            await say(waiting, type="cancel", exchange_id="late")
-            assert (await end_of(waiting, "late"))["type"] == "cancelled"
-        assert query(database.dsn, "SELECT fence, expires_at > now() FROM session_lease") == [(2, False)]
-        assert [message["rank"] for message in await other.history(session_id)] == [0, 1]
-
-
-async def test_a_turn_that_outlived_its_lease_is_told_to_have_failed(start_process, database):
-    async with held_model() as model, two_instances(start_process, ai=model.ai) as (one, other):
-        session_id = await one.create_session()
-        async with one.native() as late, other.native() as socket:
-            await say(late, **ask(session_id, "Slow", client_exchange_id="slow"))
-            while (await hear(late))["type"] != "message":
-                pass
-            query(database.dsn, "UPDATE session_lease SET expires_at = now() RETURNING 1")
-            await say(socket, **ask(session_id, "Fast", client_exchange_id="fast"))
-            await hear_until(socket, "message")
-            model.go.set()
-            slow = await end_of(late, "slow")
-            assert (slow["type"], slow["code"]) == ("error", "storage_full")
-            assert (await end_of(socket, "fast"))["type"] == "final"
-        history = await one.history(session_id)
-        assert [(message["rank"], message["exchange_id"]) for message in history] == [(0, "fast"), (1, "fast")]
-        await one.line("ALARM record given up: reason=fenced")
-
-
-async def test_turns_that_were_never_run_leave_no_lease(start_process, database):
-    limits = {"max_turns": 1, "queue_deadline_s": 600}
-    async with two_instances(start_process, "mock;ttft=600000", limits=limits) as (one, other):
-        busy, session_id = await one.create_session(), await one.create_session()
-        async with one.native() as socket:
-            await say(socket, **ask(busy, client_exchange_id="busy"))
-            await say(socket, **ask(session_id, client_exchange_id="stopped"))
-            held = "SELECT count(*) FROM session_lease WHERE expires_at > now()"
-            await until(lambda: query(database.dsn, held) == [(2,)])
-            await say(socket, type="cancel", exchange_id="stopped")
-            assert (await end_of(socket, "stopped"))["type"] == "cancelled"
-            await say(socket, type="cancel", exchange_id="busy")
-            assert (await end_of(socket, "busy"))["type"] == "cancelled"
-        async with other.native() as socket:
-            await say(socket, **ask(session_id, client_exchange_id="next"))
-            while (await hear(socket))["type"] != "message":
-                pass
-            # An orderly end gives back what a stopped turn had.
-            other.process.send(signal.SIGTERM)
-            assert (await end_of(socket, "next"))["type"] == "cancelled"
-        assert await other.ended() == 0
-        assert query(database.dsn, held) == [(0,)]

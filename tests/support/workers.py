@@ -18,6 +18,8 @@ LONG_FIRST = (
     "tests/fuzz/test_openapi.py",
     "tests/support/test_hangs.py",
     "tests/doors/test_doors_page.py",
+    "tests/integration/test_takeover.py",
+    "tests/integration/test_fleet.py",
     "tests/integration/test_replicas.py",
     "tests/knowledge_flow_backend/library/test_library.py",
     "tests/knowledge_flow_backend/ingest/test_ingest.py",

@@ -1,0 +1,380 @@
+"""A fleet (`replicas: many`): its instances are killed, stand still, lose Postgres, and no answer is lost (fleet)."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import quantiles
+from time import perf_counter
+from typing import Any, TypeVar
+
+import aiohttp
+from websockets.asyncio.client import ClientConnection
+
+from backend_kit.wire import dumps
+from tests.chaos.deployment import Deployment, Service, Size
+from tests.chaos.kills import loss_row
+from tests.chaos.ledger import Asked, Ledger, Report, compare, message_of
+from tests.chaos.lifecycle import faketime
+from tests.chaos.load import ask_text, create_session, hear, hear_end
+from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, none_of, not_run
+from tests.chaos.travellers import Findings, travellers
+from tests.chaos.until import until_it
+from tests.support.patience import HANGS_S
+from tests.support.ports import free_port
+from tests.support.tool_server import ToolServer, counts, started
+
+T = TypeVar("T")
+ID = "fleet"
+_MANY = {"ack": "db", "replicas": "many"}
+_STREAMED = "mock;ttft=300;gap=100;tokens=25"
+"""An answer of about 3 s: a kill finds many in the middle."""
+_SLOW = "mock;ttft=300;gap=300;tokens=14"
+"""One of 4 s, less than until an instance without Postgres gives its turns up: some end before, with nowhere to go."""
+_CALLS_LATE = "mock;tool=add;ttft=5000"
+"""A model that calls a tool while its instance stands still."""
+_SILENT = "mock;ttft=600000"
+_TAKEOVER_S = 12.0
+_CANCEL_MS = 500.0
+
+
+async def deaths(deployment: Deployment, size: Size) -> list[Row]:
+    """60 clients, 3 instances, kill -9 of a random one every 30 s for 5 minutes, and Postgres restarted once."""
+    kills, clients = size.pick(2, 10), 60
+    draw = deployment.draw(ID)
+    ledger = Ledger()
+    async with _fleet(deployment, 3, model=_STREAMED) as services, aiohttp.ClientSession() as http:
+        sessions = [await create_session(http, services[0].address) for _ in range(clients)]
+        addresses = [service.address for service in services]
+        async with travellers(addresses, ledger, draw, sessions, pause_s=1.0) as crowd:
+            await crowd.answered(clients)
+            struck = []
+            for number in range(kills):
+                due = perf_counter() + (17.0 if size.short else 30.0)
+                await asyncio.sleep(draw.uniform(0.5, 2.0))
+                place = draw.randrange(len(services))
+                struck.append(crowd.strike(place))
+                await services[place].kill()
+                await services[place].start()
+                if number == (kills - 1) // 2:  # once the turns of the last kill are taken over, and before the next
+                    await asyncio.sleep(max(0.0, due - perf_counter() - (3.0 if size.short else 12.0)))
+                    await deployment.stop_postgres()
+                    await deployment.start_postgres()
+                await asyncio.sleep(max(0.0, due - perf_counter()))
+            await crowd.pause()
+            found = crowd.findings()
+            report = await _settle(services, http, ledger)
+    what = f"kill -9 x {kills} of one of 3 instances, Postgres restarted once, {clients} clients"
+    return [*_death_rows(what, found, report, min(struck)), *_takeover_rows(found.takeovers, size)]
+
+
+def _death_rows(what: str, found: Findings, report: Report, struck: int) -> list[Row]:
+    ends = "".join(f", {end}: {count}" for end, count in sorted(found.ends.items()))
+    return [
+        loss_row(ID, what, report),
+        all_of(ID, f"accepted asks that end in final and are not asked again{ends}", found.finals, of=found.accepted,
+               unit="asks"),
+        all_of(ID, "asks with exactly one end", found.one_end, of=found.asks, unit="asks"),
+        none_of(ID, "answers whose numbers fall back, or that are not what was shown", found.odd, of=found.accepted,
+                unit="asks"),
+        none_of(ID, "questions or answers that are stored twice", report.duplicated, of=report.acked, unit="turns"),
+        exactly(ID, "sessions whose ranks have gaps, ranks that two answers had", report.gaps + report.collisions, 0),
+        at_least(ID, "turns in the middle of which a kill came, the fewest", struck, 1, "turns"),
+    ]  # fmt: skip
+
+
+def _takeover_rows(seconds: list[float], size: Size) -> list[Row]:
+    bound = _TAKEOVER_S if not size.short else 2 * _TAKEOVER_S
+    what = f"p99 of {len(seconds)} takeovers: kill -9 to restarted at another instance"
+    return [at_most(ID, what, _percentile(seconds, 99), bound, "s")]
+
+
+async def standing_still(deployment: Deployment, size: Size) -> list[Row]:
+    """SIGSTOP for 30 s, then SIGCONT; the two hosts' clocks are two hours apart."""
+    frozen_s = size.pick(16, 30)
+    library = faketime()
+    hosts = [_host(library, offset) for offset in ("+3600", "-3600")]
+    calling = size.pick(5, 20)
+    async with started(free_port()) as tools, _pair(deployment, hosts, [False, False], **_agents(tools)) as scene:
+        late, turns = await asyncio.gather(
+            _all(scene.begin("Sammy", f"tool-{number}", until="message") for number in range(calling)),
+            _all(scene.begin("Georges", f"still-{number}") for number in range(size.pick(10, 40))),
+        )
+        scene.one.send(signal.SIGSTOP)
+        await asyncio.sleep(frozen_s)
+        scene.one.send(signal.SIGCONT)
+        same = await _all(scene.ends_alike(turn, "final") for turn in turns)
+        cut = await _all(scene.ends_alike(turn, "cancelled") for turn in late)
+        before = (await counts(tools))["counts"].get("add", 0)
+        again = await _all(scene.ask_again(turn, "Sammy") for turn in late)
+        after = (await counts(tools))["counts"].get("add", 0)
+        report = await scene.settle()
+    what = f"an instance stands still for {frozen_s} s"
+    return [
+        *scene.rows(what, same, report),
+        all_of(
+            ID, f"{what}: turns of an agent that must not run again, interrupted", sum(cut), of=calling, unit="turns"
+        ),
+        exactly(ID, "tools that the instance has called that stood still", before, 0),
+        exactly(ID, f"tools called for {sum(again)} of {calling} asks that were asked again", after, calling),
+        *([] if library else [not_run(ID, f"{what}, clocks two hours apart", "needs faketime")]),
+    ]
+
+
+async def without_postgres(deployment: Deployment, size: Size) -> list[Row]:
+    """One instance is cut off from Postgres only; its clients are still there."""
+    away_s = size.pick(22, 30)
+    async with _pair(deployment, [{}, {}], [False, True], model=_SLOW) as scene:
+        turns = await _all(scene.begin("Georges", f"away-{number}") for number in range(size.pick(20, 60)))
+        await deployment.to_postgres.tell("hold")
+        await asyncio.sleep(away_s)
+        meanwhile = sum(turn.told_there for turn in turns)
+        await deployment.to_postgres.tell("reset", "normal")
+        same = await _all(scene.ends_alike(turn, "final") for turn in turns)
+        await scene.one.answers("/ready")
+        back = await _all(scene.ask_next(scene.one, turn, f"back-{number}") for number, turn in enumerate(turns))
+        report = await scene.settle()
+    what = f"an instance is cut off from Postgres for {away_s} s"
+    return [
+        *scene.rows(what, same, report),
+        all_of(ID, f"{what}: turns whose end the other one tells meanwhile", meanwhile, of=len(turns), unit="turns"),
+        all_of(ID, f"{what}: sessions that it serves again", sum(back), of=len(turns), unit="sessions"),
+    ]
+
+
+async def cancelled(deployment: Deployment, size: Size) -> list[Row]:
+    """A cancel at one instance of a turn that runs at another closes the model's connection."""
+    times = size.pick(20, 200)
+    took_ms, ended = [], 0
+    async with (
+        _pair(deployment, [{}, {}], [True, True], model=_SILENT) as scene,
+        scene.other.address.dial() as stopper,
+    ):
+        for number in range(times):
+            turn = await scene.begin("Georges", f"cancel-{number}", until="message", followed=False)
+            await _open_streams(deployment, 1)
+            begun = perf_counter()
+            await stopper.send(dumps({"type": "cancel", "exchange_id": turn.asked.exchange_id}).decode())
+            await _open_streams(deployment, 0)
+            took_ms.append((perf_counter() - begun) * 1e3)
+            ended += (await _end_of(turn.here, turn.asked))["type"] == "cancelled"
+            await turn.here.close()
+    what = "a cancel at another instance"
+    return [
+        all_of(ID, f"{what}: turns that end in cancelled", ended, of=times, unit="turns"),
+        at_most(ID, f"p99 of {what} until the model's connection is closed", _percentile(took_ms, 99),
+                _CANCEL_MS * size.slack, "ms"),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A turn at one instance, with its client there and one that follows it at the other."""
+
+    asked: Asked
+    here: ClientConnection
+    there: ClientConnection | None = None
+    end_there: "asyncio.Task[dict[str, Any]] | None" = None
+
+    @property
+    def told_there(self) -> bool:
+        """Whether the other instance has told its end by now."""
+        return self.end_there is not None and self.end_there.done()
+
+
+@dataclass(slots=True)
+class _Scene:
+    """Two instances, the first of which is in trouble."""
+
+    services: list[Service]
+    http: aiohttp.ClientSession
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def one(self) -> Service:
+        """The one in trouble."""
+        return self.services[0]
+
+    @property
+    def other(self) -> Service:
+        """The one that is well."""
+        return self.services[1]
+
+    async def begin(self, agent: str, name: str, *, until: str = "delta", followed: bool = True) -> _Followed:
+        """A turn in the middle at the first instance."""
+        session_id = await create_session(self.http, self.one.address, agent)
+        asked = self.ledger.ask(name, session_id, f"What is 1 + 2, {name}?")
+        here = await self.one.address.dial()
+        await here.send(ask_text(asked, agent))
+        await _until_type(here, until)
+        if not followed:
+            return _Followed(asked, here)
+        there = await self.other.address.dial()
+        frame = {"type": "resume", "session_id": session_id, "exchange_id": asked.exchange_id}
+        await there.send(dumps(frame).decode())
+        await _until_type(there, until)
+        return _Followed(asked, here, there, asyncio.create_task(_end_of(there, asked)))
+
+    async def ends_alike(self, turn: _Followed, kind: str) -> bool:
+        """Whether both clients hear the same end, of this kind, and nothing after it."""
+        assert turn.there is not None
+        assert turn.end_there is not None
+        ends = [await turn.end_there, await _end_of(turn.here, turn.asked)]
+        for socket, end in zip((turn.there, turn.here), ends, strict=True):
+            if end["type"] == "final":
+                self.ledger.told(turn.asked, end)
+            await socket.send('{"type":"ping"}')
+            if (await _last_before_pong(socket, turn.asked)) != "":
+                return False
+            await socket.close()
+        return [end["type"] for end in ends] == [kind] * 2 and ends[0]["messages"] == ends[1]["messages"]
+
+    async def ask_again(self, turn: _Followed, agent: str) -> bool:
+        """Whether the same ask, at the other instance, ends in `final`."""
+        async with self.other.address.dial() as socket:
+            return await self._final(socket, turn.asked, agent)
+
+    async def ask_next(self, service: Service, turn: _Followed, name: str) -> bool:
+        """Whether another ask of the session ends in `final`."""
+        async with service.address.dial() as socket:
+            return await self._final(socket, self.ledger.ask(name, turn.asked.session_id, f"And then, {name}?"))
+
+    async def settle(self) -> Report:
+        """The ledger against what is stored."""
+        return await _settle(self.services, self.http, self.ledger)
+
+    def rows(self, what: str, same: Sequence[bool], report: Report) -> list[Row]:
+        """Those of every kind of trouble."""
+        alike = "turns that end in one final, the same at both instances"
+        return [
+            loss_row(ID, what, report),
+            all_of(ID, f"{what}: {alike}", sum(same), of=len(same), unit="turns"),
+        ]
+
+    async def _final(self, socket: ClientConnection, asked: Asked, agent: str = "Georges") -> bool:
+        await socket.send(ask_text(asked, agent, if_busy="queue"))
+        end = await _end_of(socket, asked)
+        if end["type"] == "final":
+            self.ledger.told(asked, end)
+        return bool(end["type"] == "final")
+
+
+@asynccontextmanager
+async def _fleet(
+    deployment: Deployment,
+    count: int,
+    hosts: Sequence[dict[str, str]] = (),
+    direct: Sequence[bool] = (),
+    **sections: Any,
+) -> AsyncIterator[list[Service]]:
+    """So many instances on a database of their own. `hosts` are their environments, `direct` those past the proxies."""
+    database = await deployment.database()
+    services = [
+        Service(
+            deployment,
+            database,
+            persistence=_MANY,
+            env=hosts[number] if hosts else None,
+            direct=direct[number] if direct else False,
+            **sections,
+        )
+        for number in range(count)
+    ]
+    try:
+        for service in services:  # the first one makes the schema
+            await service.start()
+        yield services
+    finally:
+        await deployment.normal()
+        for service in services:
+            await service.close()
+        await deployment.drop(database)
+
+
+@asynccontextmanager
+async def _pair(
+    deployment: Deployment, hosts: Sequence[dict[str, str]], direct: Sequence[bool], **sections: Any
+) -> AsyncIterator[_Scene]:
+    async with _fleet(deployment, 2, hosts, direct, **sections) as services, aiohttp.ClientSession() as http:
+        yield _Scene(services, http)
+
+
+def _agents(tools: ToolServer) -> dict[str, Any]:
+    """Georges with a slow answer; Sammy, who must not run again by himself, with a tool that he calls late."""
+    sammy = {
+        "name": "Sammy",
+        "class_path": "agentic_backend.agent.tools",
+        "model": "calls",
+        "tuning": {"mcp_servers": [{"id": "tools"}]},
+    }
+    return {
+        "model": _SLOW,
+        "ai": {
+            "chat_models": [{"id": "calls", "name": _CALLS_LATE}],
+            "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}, sammy],
+        },
+        "mcp": {"servers": [{"id": "tools", "name": "Tools", "url": tools.url}]},
+    }
+
+
+def _host(library: str | None, offset: str) -> dict[str, str]:
+    """The environment of a host whose wall clock is wrong by so many seconds; none without faketime."""
+    if library is None:
+        return {}
+    monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    return {"LD_PRELOAD": library, "FAKETIME": offset, **monotonic}
+
+
+async def _settle(services: Sequence[Service], http: aiohttp.ClientSession, ledger: Ledger) -> Report:
+    """Wait until all is written, and compare the ledger with rows and history, of which each instance tells a part."""
+    for service in services:
+        await service.drained()
+    rows, sessions = await asyncio.to_thread(services[0].database.stored)
+    history = {}
+    for number, session_id in enumerate(sorted(ledger.sessions)):
+        address = services[number % len(services)].address
+        url = f"{address.url}/chatbot/session/{session_id}/history"
+        async with http.get(url, headers=address.headers) as response:
+            messages = await response.json() if response.status == 200 else []
+        history[session_id] = [message_of(message) for message in messages]
+    return compare(ledger, rows, sessions, history)
+
+
+async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Everything at once."""
+    return list(await asyncio.gather(*work))
+
+
+async def _open_streams(deployment: Deployment, count: int) -> None:
+    async def so_many() -> bool:
+        return bool((await deployment.model_stats())["streams"]["open"] == count)
+
+    await until_it(so_many)
+
+
+async def _until_type(socket: ClientConnection, kind: str) -> None:
+    async with asyncio.timeout(HANGS_S):
+        while (frame := await hear(socket))["type"] != kind:
+            if frame["type"] in ("final", "error", "cancelled"):
+                raise RuntimeError(f"an ask ended before its {kind}: {frame}")
+
+
+async def _end_of(socket: ClientConnection, asked: Asked) -> dict[str, Any]:
+    async with asyncio.timeout(HANGS_S):
+        return await hear_end(socket, asked.exchange_id)
+
+
+async def _last_before_pong(socket: ClientConnection, asked: Asked) -> str:
+    """The type of the last frame of an exchange before the answer to a ping; empty where there is none."""
+    last = ""
+    async with asyncio.timeout(HANGS_S):
+        while (frame := await hear(socket))["type"] != "pong":
+            if frame.get("exchange_id") == asked.exchange_id:
+                last = frame["type"]
+    return last
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """Infinite where there are too few."""
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("inf")
