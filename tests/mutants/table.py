@@ -127,7 +127,7 @@ MUTANTS = (
         "agentic_backend/session/stream.py",
         "return max(self.shown_from, self.events.after(seq))",
         "return self.events.after(seq)",
-        f"{SESSION}/test_begun_again.py::test_who_has_events_of_another_run_gets_the_last_one_whole",
+        f"{SESSION}/test_begun_again.py::test_who_has_events_of_another_run_gets_the_last_one_whole[1]",
     ),
     Mutant(
         "a run again has numbers that its exchange has had",

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentic_backend.session.stream import Accepted, CustomSaid, EventLog, Payload, TextDelta, ThoughtDelta, TurnEvent
@@ -50,6 +50,7 @@ def test_it_is_the_list_of_its_events(payloads: list[Payload], jump: int, more: 
 
 
 @given(payloads=PAYLOADS, most_chars=st.integers(0, 9), sealed=st.booleans())
+@example(payloads=[TextDelta(1, "final", "a"), TextDelta(1, "final", "b")], most_chars=9, sealed=False)
 def test_fragments_of_one_message_are_joined_and_nothing_else(
     payloads: list[Payload], most_chars: int, sealed: bool
 ) -> None:
