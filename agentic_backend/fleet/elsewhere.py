@@ -280,7 +280,7 @@ async def _while_followed(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -
         async for batch in events:
             yield batch
             now = time.monotonic()
-            if turn.followed:
+            if turn.followed or turn.awaited:
                 followed_at = now
             elif now - followed_at > _UNFOLLOWED_S:
                 raise _Unfollowed

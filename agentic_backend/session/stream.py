@@ -483,8 +483,13 @@ class Turn:
 
     @property
     def followed(self) -> bool:
-        """Whether it has any follower, or somebody waits for its end."""
-        return bool(self._followers) or self._over is not None
+        """Whether it has any follower."""
+        return bool(self._followers)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for its end."""
+        return self._over is not None
 
     def bind(self, task: "asyncio.Task[None]") -> None:
         """Set the task that runs this turn, so that it can be cancelled."""
