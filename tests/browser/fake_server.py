@@ -50,9 +50,11 @@ class Peer:
             self.gone.set()
 
     async def heard(self, kind: str) -> dict[str, Any]:
-        """The next frame, which is of this type."""
+        """The next frame, which is of this type: but for pings, which the page sends after a silence."""
         async with asyncio.timeout(PATIENCE_S):
             frame = await self._heard.get()
+            while frame["type"] == "ping" != kind:
+                frame = await self._heard.get()
         assert frame["type"] == kind, frame
         return frame
 

@@ -187,7 +187,9 @@ async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> 
         serving = group.create_task(server.serve(sockets=[sock]))
         headers = {"Authorization": "Bearer local"}
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+            # Below the five seconds after which the server closes an idle connection: else one may meet that close.
+            connector = aiohttp.TCPConnector(keepalive_timeout=2.0)
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers, connector=connector) as http:
                 await _wait_ready(http, serving)
                 yield RunningService(service=service, port=port, http=http)
         finally:
