@@ -118,9 +118,9 @@ class FleetLeases:
 
     def keep(self, key: Key, fence: int, exchange_id: str | None = None) -> None:
         """Note a lease that this instance has got, with the turn that is open in it."""
-        _remember(self._mine, key, fence)
+        remember(self._mine, key, fence)
         if exchange_id is not None:
-            _remember(self._asked, key, exchange_id)
+            remember(self._asked, key, exchange_id)
 
     def fence_of(self, key: Key) -> int | None:
         """The fence of a lease that this instance remembers to have."""
@@ -164,7 +164,7 @@ class FleetLeases:
             self.lose((session.id, session.user_id))
             raise LeaseLost
         if lease.term == self.term:
-            _remember(self._asked, (session.id, session.user_id), exchange_id)
+            remember(self._asked, (session.id, session.user_id), exchange_id)
 
     def withdraw(self, fence: int, key: Key, exchange_id: str) -> None:
         """See `Leases`."""
@@ -225,7 +225,7 @@ class FleetLeases:
             asyncio.get_running_loop().call_later(_WITHDRAW_AGAIN_S, self._some.set)
 
 
-def _remember(kept: OrderedDict[Key, T], key: Key, value: T) -> None:
+def remember(kept: OrderedDict[Key, T], key: Key, value: T) -> None:
     """Put it at the end of those that are kept; the oldest goes where they are too many."""
     kept[key] = value
     kept.move_to_end(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from sqlalchemy import TextClause
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.fleet.leases import FleetLeases
+from agentic_backend.fleet.leases import FleetLeases, remember
 from agentic_backend.fleet.membership import Membership
 from agentic_backend.fleet.statements import RECOVER, RETAKE, RETAKE_ALL, TAKE_OVER
 from agentic_backend.persist.queries import Queries
@@ -57,7 +58,7 @@ class Takeover:
         self._log = log
         self._taken = taken
         self._owing = False
-        self._fences: dict[tuple[str, str], int] = {}
+        self._fences: OrderedDict[tuple[str, str], int] = OrderedDict()
         leases.on_unknown = self.note_loss
         self.turns: LocalTurns | None = None
         """Set before `look_for_dead` runs."""
@@ -139,7 +140,7 @@ class Takeover:
                 continue
             self._leases.lose(key)  # what is cached of the session may be old
             self._leases.keep(key, row.fence, row.exchange_id)
-            self._fences[row.user_id, row.exchange_id] = row.fence
+            remember(self._fences, (row.user_id, row.exchange_id), row.fence)
             cut = AskRecord.decode(row.ask.encode())
             if cut.rerun is None or row.deaths > MAX_RESTARTS:
                 self.give_up(cut.interrupted())

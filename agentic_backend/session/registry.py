@@ -411,7 +411,7 @@ class TurnRegistry:
                         refuse(turn, ExchangeNotFound())  # nobody is there who would see it
                     return
                 break
-            except HistoryUnavailable as error:
+            except (HistoryUnavailable, StorageFull) as error:
                 refuse(turn, error)
                 return
             except asyncio.CancelledError:

@@ -161,7 +161,7 @@ class Elsewhere(Protocol):
         """Publish the events of the turn's exchange, from its last number on, as the instance that has it does.
 
         Returns after its end, or when nobody follows it any more: True; or False if none has it: its end is in history,
-        or there is no such exchange. Raises `HistoryUnavailable`.
+        or there is no such exchange. Raises `HistoryUnavailable`, or `StorageFull` where its end waits for Postgres.
         """
 
     async def find(self, exchange_id: str, user_id: str) -> AskRecord | None:

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.session.models import AskRecord, Durability, TurnRecord
 from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
 from agentic_backend.session.stream import Accepted, Cancelled, TextDelta, Turn
@@ -98,12 +98,13 @@ class LeaseView:
 class Others:
     """The other instances as one sees them: what it asks of them, and whether one of them has the turn that it mirrors.
 
-    That turn ends once `gate` is set. `runs` is what they say to run, `away` whether Postgres is.
+    That turn ends once `gate` is set. `runs` is what they say to run, `away` whether Postgres is, `waits` whether
+    the end of the turn waits for it.
     """
 
     def __init__(self, *, has: bool = True) -> None:
         self.has = has
-        self.away = False
+        self.away = self.waits = False
         self.runs: AskRecord | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -117,6 +118,8 @@ class Others:
         self.mirrored.append(turn)
         if self.away:
             raise HistoryUnavailable
+        if self.waits:
+            raise StorageFull
         if self.has:
             if turn.begins_after == 0 and not turn.has_published:
                 turn.publish(Accepted())

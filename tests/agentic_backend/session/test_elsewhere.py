@@ -249,6 +249,12 @@ async def test_without_postgres_who_comes_back_is_told_so(process, others):
     assert (refused.code, refused.refused) == (Code.HISTORY_UNAVAILABLE, True)
 
 
+async def test_while_its_end_waits_for_postgres_who_comes_back_is_told_so(process, others):
+    others.waits = True
+    refused = await ended(process.registry.resume(SESSION.id, "e1", USER))
+    assert (refused.code, refused.refused) == (Code.STORAGE_FULL, True)
+
+
 async def test_a_mirror_that_nobody_follows_ends(process, others):
     others.ends = False
     turn = process.registry.resume(SESSION.id, "e1", USER)
