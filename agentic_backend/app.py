@@ -427,9 +427,9 @@ class AgenticService(Service[AgenticSettings, State]):
     def _make_titles(self, writer: TitleWriter | None, persistence: Persistence, tasks: TaskRegistry) -> Titles | None:
         return None if writer is None else Titles(writer, persistence.store, tasks, self._renamed)
 
-    def _renamed(self, session: Session) -> None:
+    async def _renamed(self, session: Session) -> None:
         if (state := self._state) is not None:
-            state.registry.rename(session.id, session.user_id, session.title)
+            await state.registry.rename(session.id, session.user_id, session.title)
             state.hub.say_renamed(session)
 
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:

@@ -14,7 +14,7 @@ from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import Membership, Message
 from agentic_backend.fleet.mirror import PeerLost, Peers, TurnNotThere, mirror
-from agentic_backend.fleet.statements import CHANNEL, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, NOTIFY
+from agentic_backend.fleet.statements import CHANNEL, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, NOTIFY, VOID_LEASE
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Session
@@ -156,6 +156,8 @@ class FleetTurns:
     async def tell_changed(self, session_id: str, user_id: str) -> None:
         """See `Elsewhere`."""
         try:
+            # The message reaches the turn that runs, some time. Of the next one its holder must not depend on that.
+            await self._queries.fetch("void_lease", VOID_LEASE, {"session_id": session_id, "me": self._me})
             await self._send(Message("changed", session_id, user_id))
         except HistoryUnavailable:
             # Without Postgres there was no change either; what was missed is read again after an absence.

@@ -65,6 +65,13 @@ WHERE session_id = :session_id AND fence = :fence AND exchange_id = :exchange_id
 RETURNING session_id
 """)
 
+# What its holder remembers of a session is right no more: it finds out with its next question, and reads it again.
+VOID_LEASE = text("""
+UPDATE session_lease SET fence = fence + 1
+WHERE session_id = :session_id AND exchange_id IS NULL AND holder <> :me
+RETURNING session_id
+""")
+
 _HOLDER: Final = f"""
 SELECT lease.session_id, lease.holder, lease.fence, lease.exchange_id, lease.ask, holder.url, holder.token,
     {_ALIVE} AS alive

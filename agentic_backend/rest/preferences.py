@@ -63,5 +63,5 @@ def add_preferences(router: APIRouter, services: Callable[[], PreferenceServices
             session = await state.store.change(session_id, identity.uid, preferences=body.preferences)
         if session is None:
             raise SessionNotFound
-        state.registry.prefer(session_id, identity.uid, session.preferences)
+        await state.registry.prefer(session_id, identity.uid, session.preferences)
         return {"preferences": session.preferences}

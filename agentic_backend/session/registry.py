@@ -297,15 +297,15 @@ class TurnRegistry:
         lately = slot.known is not None and slot.known.used_within(within_s)
         return lately or slot.running is not None or bool(slot.waiting)
 
-    def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
+    async def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
         """Take over preferences that were stored, also for the turn that runs now, here or elsewhere."""
         self._take_over(session_id, user_id, preferences=preferences)
-        self._tell_changed(session_id, user_id)
+        await self._tell_changed(session_id, user_id)
 
-    def rename(self, session_id: str, user_id: str, title: str) -> None:
+    async def rename(self, session_id: str, user_id: str, title: str) -> None:
         """Take over a title that was stored, also for the turn that runs now, here or elsewhere."""
         self._take_over(session_id, user_id, title=title)
-        self._tell_changed(session_id, user_id)
+        await self._tell_changed(session_id, user_id)
 
     def reread(self, session: Session) -> None:
         """Take over what another instance has stored of a session outside a turn."""
@@ -323,10 +323,9 @@ class TurnRegistry:
             slot.running.preferences = slot.running.preferences if preferences is None else preferences
             slot.running.title = slot.running.title if title is None else title
 
-    def _tell_changed(self, session_id: str, user_id: str) -> None:
-        elsewhere = self._runner.elsewhere
-        if elsewhere is not None:
-            self._tasks.spawn("tell-changed", lambda: elsewhere.tell_changed(session_id, user_id))
+    async def _tell_changed(self, session_id: str, user_id: str) -> None:
+        if self._runner.elsewhere is not None:
+            await self._runner.elsewhere.tell_changed(session_id, user_id)
 
     def expire(self) -> None:
         """Drop ended turns above the age or the byte limit."""

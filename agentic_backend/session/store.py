@@ -174,7 +174,8 @@ class Elsewhere(Protocol):
         """Have all others stop the session's turns and drop its state; waits a while for a turn that runs."""
 
     async def tell_changed(self, session_id: str, user_id: str) -> None:
-        """Have all others take over a title or preferences that were stored. Never raises."""
+        """Have all others take over a title or preferences that were stored: who asks after this, wherever, finds them.
+        Never raises, and may then have told it late."""
 
 
 class TurnLog(Protocol):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull, TurnFailed
@@ -37,7 +37,7 @@ class Titles:
         writer: Writer,
         store: SessionStore,
         tasks: TaskRegistry,
-        renamed: Callable[[Session], None],
+        renamed: Callable[[Session], Awaitable[None]],
         *,
         deadline_s: float = 30.0,
     ) -> None:
@@ -69,7 +69,7 @@ class Titles:
         finally:
             self._outstanding -= 1
         if changed is not None:
-            self._renamed(changed)
+            await self._renamed(changed)
 
 
 def tidy(said: str) -> str:

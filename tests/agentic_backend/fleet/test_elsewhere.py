@@ -10,15 +10,17 @@ from fastapi import FastAPI
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.fleet.elsewhere import FleetTurns
+from agentic_backend.fleet.leases import SessionLease
 from agentic_backend.fleet.membership import FleetRules
 from agentic_backend.fleet.mirror import Peers
 from agentic_backend.fleet.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session
+from agentic_backend.session.store import LeaseLost
 from agentic_backend.session.stream import Accepted, Awaiting, Final, TextDelta, Turn
 from backend_kit.aio import TaskRegistry
 from backend_kit.http import ServeSettings, listen
 from tests.agentic_backend.fleet.conftest import Found
-from tests.agentic_backend.fleet.instances import RULES, Instance, died, leases_in, turn_of, under
+from tests.agentic_backend.fleet.instances import RULES, Instance, ask_record, died, leases_in, turn_of, under
 from tests.agentic_backend.records import USER, messages_of, new_session, rows, turn, until
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
@@ -404,6 +406,28 @@ async def test_a_change_is_read_again_elsewhere(pair: Pair) -> None:
         await other.instance.turns.changed.wait()
     assert [one.title for one in other.instance.turns.reread_] == ["New"]
     assert other.instance.leases.fence_of((session.id, USER)) is None
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["between turns", "in a turn"])
+async def test_who_has_not_heard_of_a_change_does_not_remember_the_old_for_the_next_turn(
+    pair: Pair, database: Database, runs: bool
+) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence, title="Old")
+    lease = await other.instance.acquire(session)
+    if runs:
+        await other.begin(session, "x1")
+    other.instance.membership.on_message = lambda _message: None  # it is on its way
+    await one.elsewhere.tell_changed(session.id, USER)
+    if runs:
+        assert leases_in(database.dsn) == [("other", 1, "x1")]  # its end is written as if nothing were
+        return
+    with pytest.raises(LeaseLost):
+        await other.instance.leases.record(lease, ask_record(session, "x2"))
+    assert await other.instance.acquire(session) == SessionLease(2, False)
+    # What it changes itself it knows.
+    await other.elsewhere.tell_changed(session.id, USER)
+    assert leases_in(database.dsn) == [("other", 2, None)]
 
 
 async def test_a_change_that_cannot_be_told_is_logged(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

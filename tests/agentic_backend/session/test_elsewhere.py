@@ -277,8 +277,8 @@ async def test_a_delete_is_told_to_the_others_first(process, others):
 
 async def test_changes_are_told_to_the_others_and_those_of_the_others_taken_over(process, table, others):
     await ended(process.ask("e1"))
-    process.registry.rename(SESSION.id, USER, "Mine")
-    process.registry.prefer(SESSION.id, USER, {"model": "m"})
+    await process.registry.rename(SESSION.id, USER, "Mine")
+    await process.registry.prefer(SESSION.id, USER, {"model": "m"})
     await ticks()
     assert others.told == [SESSION.id] * 2
     turn = await speaking(process.ask("e2", "wait"))

@@ -64,6 +64,15 @@ async def tasks():
     assert not registry.failures
 
 
+def teller(told):
+    """What notes whose title is told."""
+
+    async def tell(session):
+        told.append(session)
+
+    return tell
+
+
 async def ended(tasks):
     async with asyncio.timeout(PATIENCE_S):
         while len(tasks):  # noqa: ASYNC110 - nothing tells of the end of a task that nobody awaits
@@ -72,7 +81,7 @@ async def ended(tasks):
 
 async def test_a_title_is_stored_and_told(tasks):
     writer, store, told = Writer(), Store(), []
-    maker = Titles(writer, store, tasks, told.append)
+    maker = Titles(writer, store, tasks, teller(told))
     maker.begin(store.add(1), "Why?", "Because.")
     assert store.sessions["s1"].title == "Question 1"
     writer.gate.set()
@@ -90,7 +99,7 @@ async def test_without_a_better_one_the_title_stays(tasks, said, failure):
     writer, store, told = Writer(said), Store(), []
     writer.gate.set()
     store.failure = failure
-    Titles(writer, store, tasks, told.append).begin(store.add(1), "Why?", "Because.")
+    Titles(writer, store, tasks, teller(told)).begin(store.add(1), "Why?", "Because.")
     await ended(tasks)
     assert told == []
     assert store.sessions["s1"].title == "Question 1"
@@ -99,7 +108,7 @@ async def test_without_a_better_one_the_title_stays(tasks, said, failure):
 async def test_a_session_that_is_gone_is_not_told(tasks):
     writer, store, told = Writer(), Store(), []
     session = store.add(1)
-    Titles(writer, store, tasks, told.append).begin(session, "Why?", "Because.")
+    Titles(writer, store, tasks, teller(told)).begin(session, "Why?", "Because.")
     store.sessions.clear()
     writer.gate.set()
     await ended(tasks)
@@ -108,14 +117,14 @@ async def test_a_session_that_is_gone_is_not_told(tasks):
 
 async def test_a_model_that_never_answers_is_given_up(tasks):
     store = Store()
-    Titles(Writer(), store, tasks, pytest.fail, deadline_s=0.01).begin(store.add(1), "Why?", "Because.")
+    Titles(Writer(), store, tasks, teller([]), deadline_s=0.01).begin(store.add(1), "Why?", "Because.")
     await ended(tasks)
     assert store.sessions["s1"].title == "Question 1"
 
 
 async def test_few_at_once_and_not_many_waiting(tasks):
     writer, store, told = Writer(), Store(), []
-    maker = Titles(writer, store, tasks, told.append)
+    maker = Titles(writer, store, tasks, teller(told))
     for number in range(titles._WAITING + 10):
         maker.begin(store.add(number), "Why?", "Because.")
     for _ in range(5):

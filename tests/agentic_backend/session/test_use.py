@@ -86,10 +86,10 @@ async def test_preferences_that_are_set_while_a_turn_runs_stand_at_its_end_and_a
     gated_turns.registry.update(replace(SESSION, preferences={"theme": "light"}))
     turn, following = gated_turns.ask("e0"), gated_turns.ask("e1")
     await ticks()
-    gated_turns.registry.prefer("s1", USER, {"theme": "dark"})
+    await gated_turns.registry.prefer("s1", USER, {"theme": "dark"})
     await gated_turns.finish(turn, following)
     assert following.events[-1].payload.session.preferences == {"theme": "dark"}
-    gated_turns.registry.prefer("s1", USER, {})
+    await gated_turns.registry.prefer("s1", USER, {})
     third = gated_turns.ask("e2")
     await gated_turns.finish(third)
     assert third.events[-1].payload.session.preferences == {}
@@ -113,14 +113,14 @@ async def test_the_end_of_a_turn_shows_the_preferences_that_were_set_meanwhile(t
     turn_process = EchoProcess(storage, tasks)
     turn = turn_process.ask("e1")
     await storage.reached.wait()
-    turn_process.registry.prefer(SESSION.id, USER, {"theme": "dark"})
+    await turn_process.registry.prefer(SESSION.id, USER, {"theme": "dark"})
     storage.go_on.set()
     assert (await ended(turn)).session.preferences == {"theme": "dark"}
     assert storage.sessions[SESSION.id, USER].preferences == {"theme": "dark"}
 
 
 async def test_preferences_of_an_unknown_session_are_nobodys(gated_turns: GatedTurns):
-    gated_turns.registry.prefer("s1", USER, {"theme": "dark"})
+    await gated_turns.registry.prefer("s1", USER, {"theme": "dark"})
     assert gated_turns.registry._slots == {}
 
 
