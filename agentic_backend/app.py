@@ -65,6 +65,7 @@ from agentic_backend.wiring import (
     make_toolbox,
     operator_roles,
     public_settings,
+    share_limits,
     sign_in_at,
     socket_rules,
     task_admission,
@@ -260,7 +261,7 @@ class AgenticService(Service[AgenticSettings, State]):
         stack.push_async_callback(catalog.aclose)
         await catalog.start()
         turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics)
-        hub = self._make_hub(metrics, turns.windows)
+        hub = self._make_hub(metrics, turns, fleet)
         sessions = make_sessions(settings, persistence, turns.registry, metrics)
         chat = ChatServices(
             hub=hub,
@@ -288,7 +289,7 @@ class AgenticService(Service[AgenticSettings, State]):
             hub=hub,
             kpi=kpi,
             answer_task=make_task_writer(settings, groups, kit, kpi).answer,
-            admit_task=task_admission(settings, metrics.limit_hit),
+            admit_task=task_admission(settings, metrics.limit_hit, fleet),
             limit_hit=metrics.limit_hit,
             base_url=settings.app.base_url,
             max_message_chars=settings.limits.max_message_chars,
@@ -374,14 +375,16 @@ class AgenticService(Service[AgenticSettings, State]):
             release = MemoryRelease(lambda: admission.running, lambda: admission.left, release_memory)
             tasks.spawn("memory-release", release.release_when_idle, restart=True)
 
-    def _make_hub(self, metrics: AgenticMetrics, windows: Windows) -> SocketHub:
+    def _make_hub(self, metrics: AgenticMetrics, turns: Registries, fleet: Fleet | None) -> SocketHub:
         hub = SocketHub(
             verifier=self._verifier,
             rules=socket_rules(self._settings),
             metrics=metrics,
-            delivered=_to_both(metrics.delivery.observe, windows.delivered),
+            delivered=_to_both(metrics.delivery.observe, turns.windows.delivered),
         )
-        windows.undelivered = hub.behind_s
+        turns.windows.undelivered = hub.behind_s
+        if fleet is not None:
+            share_limits(self._settings, fleet, turns.admission, hub)
         return hub
 
     def _make_keys(self, metrics: AgenticMetrics, stack: AsyncExitStack) -> KeyServices:

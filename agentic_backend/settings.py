@@ -744,7 +744,7 @@ class FleetSettings(Section):
 
 
 class PerUser(Section):
-    """Limits of one user; 0 = no limit."""
+    """Limits of one user, over all instances together (`persistence.replicas: many`: within a fifth); 0 = no limit."""
 
     sockets: Count = 0
     """Open sockets and event streams. A further socket closes the oldest with 4409; a further stream gets 429. 0 = no

@@ -16,6 +16,7 @@ from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
+from agentic_backend.fleet.fleet import Fleet
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.group import ModelGroups
@@ -29,7 +30,7 @@ from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.keys import KeyServices, KeyStore
-from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.admission import Admission, Overall, TurnLimits
 from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
@@ -70,9 +71,28 @@ def make_task_writer(settings: AgenticSettings, groups: ModelGroups, kit: AgentK
     return TaskWriter(own if called is None else NamedModel(groups.of(called), called.name), kpi)
 
 
-def task_admission(settings: AgenticSettings, limit_hit: Callable[[str], None]) -> Callable[[str], None]:
+def task_admission(
+    settings: AgenticSettings, limit_hit: Callable[[str], None], fleet: Fleet | None
+) -> Callable[[str], Awaitable[None]]:
     """Counts a user's tasks: as many as their asks, and beside them, so that titles take no answers away."""
-    return Admission(replace(turn_limits(settings), turns_per_user=0), limit_hit).check
+    admission = Admission(replace(turn_limits(settings), turns_per_user=0), limit_hit)
+    if fleet is not None:
+        per_user = settings.limits.per_user
+        admission.overall = Overall(fleet.limits.rate("tasks", per_user.asks_per_min, per_user.burst))
+
+    async def admit(user_id: str) -> None:
+        admission.check(user_id)
+        await admission.check_overall(user_id)
+
+    return admit
+
+
+def share_limits(settings: AgenticSettings, fleet: Fleet, admission: Admission, hub: SocketHub) -> None:
+    """Have the limits of users hold over all instances."""
+    per_user, limits = settings.limits.per_user, fleet.limits
+    asks = limits.rate("asks", per_user.asks_per_min, per_user.burst)
+    admission.overall = Overall(asks, limits.count("turns", per_user.turns, admission))
+    hub.overall = limits.count("sockets", per_user.sockets, hub, hub.keep_newest)
 
 
 def entrance(settings: AgenticSettings) -> Entrance:

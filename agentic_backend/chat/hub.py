@@ -24,6 +24,7 @@ from agentic_backend.chat.socket import ChatSocket, SocketMeters
 from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_body, read_last_event_id
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.session.admission import CountOverall
 from agentic_backend.session.models import Session
 from backend_kit.auth import (
     AuthError,
@@ -77,13 +78,16 @@ class SocketHub:
         self._metrics = metrics
         self._meters = SocketMeters(metrics.ws_send, delivered, metrics.limit_hit)
         self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit)
-        self._sockets: dict[ChatSocket, None] = {}
-        self._streams: dict[EventStream, None] = {}
+        # With when each was opened, on the monotonic clock.
+        self._sockets: dict[ChatSocket, float] = {}
+        self._streams: dict[EventStream, float] = {}
         self._addresses: Counter[str] = Counter()
         self._connected = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
+        self.overall: CountOverall | None = None
+        """Where other instances serve the same users."""
 
     @property
     def send_s(self) -> float:
@@ -121,7 +125,7 @@ class SocketHub:
             self._metrics.limit_hit("max_message_chars")
             raise
         last_event_id = read_last_event_id(request.headers.get("last-event-id"))
-        refusal = self.refusal_of_stream(request, identity.uid)
+        refusal = await self.refusal_of_stream(request, identity.uid)
         if refusal is not None:
             return _denial(refusal)
         number = request_id(request.scope)
@@ -236,13 +240,19 @@ class SocketHub:
     @contextlib.contextmanager
     def _streaming(self, stream: EventStream, address: str) -> Iterator[None]:
         with self._counted(address):
-            self._streams[stream] = None
+            self._streams[stream] = time.monotonic()
             self._empty.clear()
+            self._note_change(stream.user_id)
             try:
                 yield
             finally:
                 del self._streams[stream]
+                self._note_change(stream.user_id)
                 self._note_empty()
+
+    def _note_change(self, user_id: str) -> None:
+        if self.overall is not None:
+            self.overall.note(user_id)
 
     def _note_empty(self) -> None:
         if not len(self):
@@ -270,14 +280,16 @@ class SocketHub:
             abort=abort,
         )
         self._make_room(identity.uid)
-        self._sockets[socket] = None
+        self._sockets[socket] = time.monotonic()
         self._empty.clear()
+        self._note_change(identity.uid)
         if self.draining:
             socket.outbox.close(Closing(1012))
         try:
             await socket.serve()
         finally:
             del self._sockets[socket]
+            self._note_change(identity.uid)
             self._note_empty()
 
     async def _known(self, scope: MutableMapping[str, Any]) -> tuple[Identity, Credentials] | None:
@@ -304,26 +316,56 @@ class SocketHub:
     def _make_room(self, user_id: str) -> None:
         """The newest wins: above the user's limit, the oldest socket is closed with 4409."""
         limit = self._rules.sockets_per_user
-        if not limit:
-            return
+        if limit:
+            self._close_oldest(user_id, self._held_by(user_id) - limit + 1)
+
+    def _close_oldest(self, user_id: str, count: int) -> None:
+        """Close so many of the user's sockets, those that are closing already among them."""
         mine = [socket for socket in self._sockets if socket.user_id == user_id]
-        for socket in mine[: max(0, self._held_by(user_id) - limit + 1)]:
+        for socket in mine[: max(0, count)]:
             if socket.outbox.closing is None:
                 self._metrics.limit_hit("per_user_sockets")
             if not socket.outbox.leaving:
                 socket.outbox.close(Closing(4409))
 
+    def keep_newest(self, user_id: str, count: int, told_at: float) -> None:
+        """Close the user's oldest sockets with 4409 until so many are left of what was open here at `told_at`, on the
+        monotonic clock: what has closed since then is among those that go."""
+        open_then = sum(at <= told_at for at in self._opened_at(user_id))
+        self._close_oldest(user_id, open_then - count)
+
     def _held_by(self, user_id: str) -> int:
         return sum(peer.user_id == user_id for peer in self._everyone)
 
-    def refusal_of_stream(self, request: Request, user_id: str) -> Code | None:
+    def ages_of(self, user_id: str) -> list[float]:
+        """For how many seconds the user has had each socket and stream that is open here, the oldest first."""
+        now = time.monotonic()
+        return [now - at for at in sorted(self._opened_at(user_id))]
+
+    def _opened_at(self, user_id: str) -> list[float]:
+        everyone: list[tuple[ChatSocket | EventStream, float]] = [*self._sockets.items(), *self._streams.items()]
+        return [at for peer, at in everyone if peer.user_id == user_id]
+
+    def holders(self) -> set[str]:
+        """The users who have sockets or streams open here."""
+        return {peer.user_id for peer in self._everyone}
+
+    async def refusal_of_stream(self, request: Request, user_id: str) -> Code | None:
         """Why no further stream is opened, or None. Above the user's limit the newest is refused, as an older stream
         may be in mid-answer."""
         limit = self._rules.sockets_per_user
         if limit and self._held_by(user_id) >= limit:
             self._metrics.limit_hit("per_user_sockets")
             return Code.RATE_LIMITED
-        return self._refusal(request)
+        refusal = self._refusal(request)
+        if refusal is None and not await self._has_room_overall(user_id):
+            self._metrics.limit_hit("per_user_sockets")
+            return Code.RATE_LIMITED
+        return refusal
+
+    async def _has_room_overall(self, user_id: str) -> bool:
+        """Whether the user may have one more, together with those at other instances."""
+        return self.overall is None or await self.overall.has_room(user_id, lambda: [*self.ages_of(user_id), 0.0])
 
     def is_foreign(self, connection: HTTPConnection) -> bool:
         """Whether a page that may not call sends the request: it might ask, although it can read nothing."""

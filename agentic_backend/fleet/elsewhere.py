@@ -81,6 +81,8 @@ class FleetTurns:
         self._tasks = tasks
         self._connected = connected
         self._turns: OwnTurns | None = None
+        self.on_full: Callable[[str], None] = lambda _user_id: None
+        """Called with a user whose sockets are too many, as another instance has found."""
 
     def serve(self, turns: OwnTurns) -> None:
         """Begin to act on what other instances say. Before the membership renews."""
@@ -247,6 +249,8 @@ class FleetTurns:
         elif message.kind == "forget":
             self._leases.lose((session_id, user_id))
             self._tasks.spawn("forget", lambda: self._own.forget_here(session_id, user_id))
+        elif message.kind == "full":
+            self.on_full(user_id)
         else:
             self._leases.lose((session_id, user_id))
             self._tasks.spawn("reread", lambda: self._reread(session_id, user_id))

@@ -8,6 +8,7 @@ from typing import Any
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.fleet.elsewhere import FleetTurns, OwnTurns
 from agentic_backend.fleet.leases import FleetLeases
+from agentic_backend.fleet.limits import FleetLimits
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
 from agentic_backend.fleet.mirror import Peers
 from agentic_backend.fleet.statements import INSTANCES
@@ -19,7 +20,8 @@ from backend_kit.aio import TaskRegistry
 
 
 class Fleet:
-    """What makes this process one of several instances: `leases`, `turns` (Elsewhere) and `takeover` (CutOffTurns).
+    """What makes this process one of several instances: `leases`, `turns` (Elsewhere), `takeover` (CutOffTurns) and
+    `limits`.
 
     `token` opens its relay to the others. Build it on the event loop.
     """
@@ -64,13 +66,18 @@ class Fleet:
             self._note_mirrored,
         )
 
+        self.limits = FleetLimits(persistence.queries, self.membership)
+
     def start(self, turns: OwnTurns) -> None:
         """Join the others, once the schema is known. `turns` are those of this process."""
         self.turns.serve(turns)
+        self.turns.on_full = self.limits.note_full
+        self.membership.on_deaf = self._note_deaf
         self._tasks.spawn("fleet-renewal", self._renew, restart=True, essential=True)
         self._tasks.spawn("fleet-watch", self.membership.watch, restart=True, essential=True)
         self._tasks.spawn("fleet-asks", self.leases.write_asks, restart=True, essential=True)
         self._tasks.spawn("fleet-recovery", self.takeover.recover, restart=True)
+        self._tasks.spawn("fleet-limits", self.limits.write, restart=True, essential=True)
         self._tasks.spawn("fleet-count", self._count, restart=True)
         self._tasks.spawn("fleet-takeover", self.takeover.look_for_dead, restart=True, essential=True)
 
@@ -88,6 +95,10 @@ class Fleet:
         if not (self.membership.identity.keeps_spool and self._log.pending):
             await self.membership.leave()
 
+    def _note_deaf(self) -> None:
+        self.leases.lose_all()
+        self.limits.note_all()  # while this instance was away, others may have left out what users hold here
+
     def _note_takeover(self, silent_s: float) -> None:
         self._metrics.fleet_takeovers.inc()
         self._metrics.fleet_takeover_s.observe(silent_s)
@@ -100,10 +111,11 @@ class Fleet:
         """Publish how many instances there are, until cancelled."""
         rules = self.membership.rules
         while True:
-            await asyncio.sleep(rules.beat_s)
             with contextlib.suppress(HistoryUnavailable):
                 ((self._alive,),) = await self._queries.fetch("fleet_instances", INSTANCES, {"dead_s": rules.dead_s})
                 self._metrics.fleet_instances.set(self._alive)
+                self.limits.note_instances(self._alive)
+            await asyncio.sleep(rules.beat_s)
 
     async def _renew(self) -> None:
         await self._database.wait_ready()

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import psycopg
 
-from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
+from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP, SWEEP_SHARES
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
@@ -22,8 +22,8 @@ from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["cancel", "forget", "changed"]
-_KINDS: Final = ("cancel", "forget", "changed")
+Kind = Literal["cancel", "forget", "changed", "full"]
+_KINDS: Final = get_args(Kind)
 _BEAT_TIMEOUT_S: Final = 3.0
 
 
@@ -50,7 +50,7 @@ class FleetRules:
 @dataclass(frozen=True, slots=True)
 class Message:
     """What one instance tells another, or all (`to` is ""): `cancel` an exchange; `forget` a session, which is being
-    deleted; that title or preferences of a session have `changed`."""
+    deleted; that title or preferences of a session have `changed`; that a user's sockets are too many (`full`)."""
 
     kind: Kind
     session_id: str
@@ -190,6 +190,7 @@ class Membership:
             await connection.execute(f"LISTEN {CHANNEL}")
             await self._beat(connection)
             await connection.execute(SWEEP)
+            await connection.execute(SWEEP_SHARES)
             # What was said before the first LISTEN nobody has heard.
             self.on_deaf()
             backoff.reset()

@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agentic_backend.errors import Overloaded, RateLimited, TooManyTurns
 
@@ -44,6 +45,31 @@ class _Line:
     behind: _Queue = field(default_factory=deque)
 
 
+class RateOverall(Protocol):
+    """How often users do something at all instances of a service together."""
+
+    async def take(self, user_id: str) -> float:
+        """Count it once. Returns 0, or after how many seconds it may be tried again: then it was not counted."""
+
+
+class CountOverall(Protocol):
+    """How many of something each user holds at all instances of a service together."""
+
+    async def has_room(self, user_id: str, ages: Callable[[], list[float]]) -> bool:
+        """Whether the user may hold what `ages` says: for how many seconds each here, the new one among them."""
+
+    def note(self, user_id: str) -> None:
+        """The user holds more here, or less. Never waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """The limits of users where other instances hold them too."""
+
+    asks: RateOverall
+    turns: CountOverall | None = None
+
+
 @dataclass(slots=True)
 class _User:
     running: int = 0
@@ -68,6 +94,8 @@ class Admission:
         """`hit` is called with the name of a limit each time it rejects an ask."""
         self._limits = limits
         self.hit = hit
+        self.overall: Overall | None = None
+        """Where other instances serve the same users."""
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._lines: dict[str, _Line] = {}
         self._numbers = itertools.count()
@@ -90,9 +118,10 @@ class Admission:
         return self.waiting >= limits.queue_length or len(self._line(model).waiting) >= limits.queue_per_model
 
     def check(self, user_id: str) -> None:
-        """Count one ask of the user. Raises `RateLimited` or `TooManyTurns`."""
+        """Count one ask of the user, where no other instance counts them too (`enter_overall`). Raises `RateLimited` or
+        `TooManyTurns`."""
         limits = self._limits
-        if not limits.asks_per_min and not limits.turns_per_user:
+        if self.overall is not None or (not limits.asks_per_min and not limits.turns_per_user):
             return
         user = self._user(user_id)
         if limits.turns_per_user and user.running >= limits.turns_per_user:
@@ -101,13 +130,56 @@ class Admission:
         if limits.asks_per_min:
             self._take_token(user)
 
+    async def check_overall(self, user_id: str) -> None:
+        """Count one ask of the user together with what they do at other instances. Raises `RateLimited`."""
+        if self.overall is None or not self._limits.asks_per_min:
+            return
+        self._take_token(self._user(user_id))
+        wait_s = await self.overall.asks.take(user_id)
+        if wait_s:
+            self.hit("per_user_asks_per_min")
+            raise RateLimited(retry_after_s=wait_s)
+
+    async def enter_overall(self, user_id: str) -> None:
+        """Count one more turn of the user in progress, with those at other instances: not before it is known to run
+        here, since one that runs elsewhere is followed at any limit. Raises `TooManyTurns`, and as `check_overall`."""
+        await self.check_overall(user_id)
+        user, overall = self._user(user_id), self.overall
+        entered = overall is None or overall.turns is None
+        try:
+            if overall is not None and overall.turns is not None:
+                entered = await overall.turns.has_room(user_id, lambda: [0.0] * (user.running + 1))
+                if not entered:
+                    self.hit("per_user_turns")
+                    raise TooManyTurns(retry_after_s=1.0)
+        finally:
+            if entered:
+                user.running += 1
+            elif overall is not None and overall.turns is not None:
+                overall.turns.note(user_id)  # it may have been told, and is cancelled
+
     def enter_user(self, user_id: str) -> None:
-        """Count one more turn of the user in progress."""
+        """Count one more turn of the user in progress, whatever their limit is."""
         self._user(user_id).running += 1
+        self._note(user_id)
 
     def leave_user(self, user_id: str) -> None:
         """Count one turn of the user less in progress."""
         self._user(user_id).running -= 1
+        self._note(user_id)
+
+    def _note(self, user_id: str) -> None:
+        if self.overall is not None and self.overall.turns is not None:
+            self.overall.turns.note(user_id)
+
+    def ages_of(self, user_id: str) -> list[float]:
+        """An entry for each turn of the user in progress: how old they are does not matter."""
+        user = self._users.get(user_id)
+        return [] if user is None else [0.0] * user.running
+
+    def holders(self) -> Iterable[str]:
+        """The users who have turns in progress."""
+        return [user_id for user_id, user in self._users.items() if user.running]
 
     async def enter(self, model: str) -> float:
         """Take a slot for a turn of the model: an id of the configuration. Returns the seconds waited.

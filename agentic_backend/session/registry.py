@@ -368,7 +368,9 @@ class TurnRegistry:
         """Run the turn. `place` is what it has already among those that wait for its session."""
         self._turns[key] = turn
         self._quiet.clear()
-        self._admission.enter_user(turn.ask.user_id)
+        if self._admission.overall is None or turn.cut is not None:
+            self._admission.enter_user(turn.ask.user_id)
+            turn.counted = True
         turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn, place)))
 
     def _admit(self, ask: Ask) -> None:
@@ -557,7 +559,9 @@ class TurnRegistry:
         """It runs here no more, if it did."""
         if self._turns.get(key) is turn:
             del self._turns[key]
-            self._admission.leave_user(turn.ask.user_id)
+            if turn.counted:
+                turn.counted = False
+                self._admission.leave_user(turn.ask.user_id)
             if not self._turns:
                 self._quiet.set()
 

@@ -441,6 +441,8 @@ class Turn:
         self.let_go = False
         # A turn that was taken over waits for its session: it was accepted before this one, which has no lease yet.
         self.gives_way = False
+        # It counts among those that its user has in progress.
+        self.counted = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
         # The exchange ran before: it is told from history, asked again after it was interrupted, or run again by the

@@ -355,6 +355,10 @@ class TurnRunner:
     async def _take_slot(self, turn: Turn, prepared: _Prepared, begun: AskRecord) -> tuple[float, _Prepared]:
         """Store the question where that is due, and take a slot. Returns the seconds waited for it."""
         admission, model = self._admission, prepared.model
+        if not turn.counted:
+            # Only here is it known that it runs at this instance, and that it has not ended before.
+            await admission.enter_overall(turn.ask.user_id)
+            turn.counted = True
         recorded = await self._store_question(turn, prepared, begun)
         entered = whole = False
         try:

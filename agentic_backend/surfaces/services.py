@@ -53,7 +53,7 @@ class DoorServices:
     hub: SocketHub
     kpi: Kpi
     answer_task: AnswerTask
-    admit_task: Callable[[str], None]
+    admit_task: Callable[[str], Awaitable[None]]
     """Counts a task of the user with this id. Raises `RateLimited` above the rate of their asks."""
     limit_hit: Callable[[str], None]
     base_url: str

@@ -13,7 +13,7 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import CODES
 
 
-def turn_stream(
+async def turn_stream(
     services: DoorServices,
     request: Request,
     user_id: str,
@@ -30,7 +30,7 @@ def turn_stream(
     cancels a turn whose ask says so. An ask that is refused becomes `writer.refuse`'s answer. With `after` the stream
     goes on behind the event of that number.
     """
-    code = services.hub.refusal_of_stream(request, user_id)
+    code = await services.hub.refusal_of_stream(request, user_id)
     if code is not None:
         retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
         return writer.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))

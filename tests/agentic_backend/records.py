@@ -20,6 +20,7 @@ USER = "ada"
 
 BEFORE_FLEETS = """
 DROP TABLE instance;
+DROP TABLE user_share;
 ALTER TABLE session_lease DROP COLUMN exchange_id, DROP COLUMN ask, DROP COLUMN runs, DROP COLUMN deaths,
     ADD COLUMN expires_at timestamptz NOT NULL
 """

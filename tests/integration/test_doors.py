@@ -53,7 +53,7 @@ def door(service: RunningService, *, kept: bool = True, **more: Any) -> None:
                 return registry.resume(session_id, "e1", "admin")
             return registry.submit(Ask(session_id, "Georges", query["say"], "e1", "admin", 0.0, **more))
 
-        return turn_stream(services, request, "admin", begin, Plain(), after=int(query.get("after", 0)))
+        return await turn_stream(services, request, "admin", begin, Plain(), after=int(query.get("after", 0)))
 
     service.service.app.router.routes.append(Route("/plain", answer))
 

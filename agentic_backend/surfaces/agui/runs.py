@@ -49,7 +49,7 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
     session_id = session_of(user_id, run.thread_id)
     ask = _ask(run, agent_id, session_id, user_id, request)
     stream = RunStream(_names(run, ask), position)
-    code = services.hub.refusal_of_stream(request, user_id)
+    code = await services.hub.refusal_of_stream(request, user_id)
     if code is not None:
         retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
         return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))

@@ -154,7 +154,7 @@ async def told_task(services: DoorServices, request: Request, identity: Identity
     check_length(services, conversation)
     if services.registry.draining:
         raise Draining(retry_after_s=RETRY_S)
-    services.admit_task(identity.uid)
+    await services.admit_task(identity.uid)
     messages = [{"role": item.role, "content": item.text} for item in conversation.history]
     told = await services.answer_task([*messages, {"role": "user", "content": conversation.question}])
     return End(told.text, told.text, spent=told.usage or None)

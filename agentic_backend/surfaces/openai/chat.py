@@ -41,7 +41,7 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     if not asked.stream:
         return WholeAnswer(prepared.begin, prepared.headers, partial(_whole, completion, page))
     chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
-    return turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
+    return await turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
 
 
 def _whole(completion: Completion, page: str, payloads: Sequence[Payload]) -> bytes | Failure:

@@ -102,7 +102,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     ask, headers = ask_of(services, request, identity, wish, session_id, note)
     if session_id is None:
         name = ResponseId(ask.session_id, ask.exchange_id)
-        return _answer(services, request, wanted, _Begun(name, asked, ask, kept=False, headers=headers), page)
+        return await _answer(services, request, wanted, _Begun(name, asked, ask, kept=False, headers=headers), page)
     headers[SESSION_HEADER] = session_id
     await open_session(services, ask)
     waiting = earlier.waiting if earlier is not None else await find_waiting(services, ask)
@@ -122,7 +122,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     begun = _Begun(name, asked, ask, kept=True, headers=headers)
     if wanted.background and not wanted.stream:
         return await _in_background(services, begun, page)
-    return _answer(services, request, wanted, begun, page)
+    return await _answer(services, request, wanted, begun, page)
 
 
 def _unless_temporary(wanted: ResponseRequest, request: Request) -> ResponseRequest:
@@ -173,11 +173,13 @@ def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem], earlier: Ear
     )
 
 
-def _answer(services: DoorServices, request: Request, wanted: ResponseRequest, begun: _Begun, page: str) -> Response:
+async def _answer(
+    services: DoorServices, request: Request, wanted: ResponseRequest, begun: _Begun, page: str
+) -> Response:
     events = ResponseEvents(ResponseObject(begun.name, begun.asked), page)
     if wanted.stream:
         stream = ResponseStream(events, begun.headers)
-        return turn_stream(services, request, begun.ask.user_id, partial(begun.submit, services), stream)
+        return await turn_stream(services, request, begun.ask.user_id, partial(begun.submit, services), stream)
     return WholeAnswer(partial(begun.submit, services), begun.headers, partial(_whole, events))
 
 
@@ -225,7 +227,7 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     part = await _found(services, request, identity, response_id)
     if not streams:
         return _json(part.as_it_is(page), {})
-    code = services.hub.refusal_of_stream(request, identity.uid)
+    code = await services.hub.refusal_of_stream(request, identity.uid)
     if code is not None:
         after_s = RETRY_S * 1000 if CODES[code].retryable else None
         return failed(failure_of(Failed(code, refused=True, retry_after_ms=after_s)), {})

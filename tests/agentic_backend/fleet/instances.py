@@ -145,7 +145,7 @@ class Instance:
 
     async def renew(self) -> None:
         """Begin to renew, and have done so."""
-        self._renewal = self._spawn(self.membership.renew)
+        self._renewal = self.spawn(self.membership.renew)
         async with asyncio.timeout(PATIENCE_S):
             await self.membership.wait_valid()
             await self.takeover.recover()
@@ -158,11 +158,11 @@ class Instance:
 
     def start_asks(self) -> None:
         """Record questions from now on."""
-        self._spawn(self.leases.write_asks)
+        self.spawn(self.leases.write_asks)
 
     def start_looking(self) -> None:
         """Look for turns of the dead from now on."""
-        self._spawn(self.takeover.look_for_dead)
+        self.spawn(self.takeover.look_for_dead)
 
     async def stop(self) -> None:
         """End all of it, before what it stands on."""
@@ -171,7 +171,8 @@ class Instance:
         if self._running:
             await asyncio.wait(self._running)
 
-    def _spawn(self, start: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+    def spawn(self, start: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+        """Run something of this instance's until its end."""
         self._running.append(self.tasks.spawn("fleet", start))
         return self._running[-1]
 

@@ -30,6 +30,7 @@ TABLES = {
     "session_attachments",
     "session_history",
     "session_lease",
+    "user_share",
 }
 
 
