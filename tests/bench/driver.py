@@ -52,6 +52,8 @@ class Target:
     turn_s: float = 60.0
     """Seconds after which a turn has failed."""
     turns_a_session: int = TURNS_A_SESSION
+    mark: str = _DELTA
+    """What the frame begins with that `first_at` is the arrival of."""
     connect: "Callable[[Target, aiohttp.ClientSession], Awaitable[Client]] | None" = None
     """Makes a connected client of another protocol; None: one of a WebSocket."""
 
@@ -76,8 +78,8 @@ class Counted:
     """What happened within the window, and (`…_in_all`) from the first ask to the last answer.
 
     `chars_under_way` is what had been heard of unfinished turns at the window's end, less that at its beginning.
-    `firsts_s` are ask to first native delta; `lags_s` by how much the load's own loop was late within the window, and
-    `load_cpu_s` the CPU that it took.
+    `firsts_s` are ask to first frame of the target's mark; `lags_s` by how much the load's own loop was late within the
+    window, and `load_cpu_s` the CPU that it took.
     """
 
     seconds: float = 0.0
@@ -139,7 +141,7 @@ class Client(ABC):
 
     @property
     def first_at(self) -> float | None:
-        """When the last turn's first native delta came, on the clock of `time.perf_counter`."""
+        """When the last turn's first frame of the mark came, on the clock of `time.perf_counter`."""
         return self._socket.first_at
 
     @property
@@ -240,7 +242,7 @@ async def _dialled(target: Target) -> RawSocket:
     headers = [f"{name}: {value}" for name, value in HEADERS.items()]
     if target.native:
         headers.append(f"Sec-WebSocket-Protocol: {NATIVE}")
-    return await dial(target.port, target.path, *headers, ends=_TERMINAL, mark=_DELTA, deflate=target.deflate)
+    return await dial(target.port, target.path, *headers, ends=_TERMINAL, mark=target.mark, deflate=target.deflate)
 
 
 async def run(

@@ -50,6 +50,16 @@ async def test_a_turn_is_its_frames_up_to_the_final_one() -> None:
     assert answer_of(frames) == ANSWER
 
 
+@pytest.mark.servers
+async def test_the_first_frame_is_that_of_the_targets_mark() -> None:
+    accepted = '{"type":"accepted"}'
+    async with serving(accepted, FINAL) as (target, _):
+        for mark, comes in ((accepted, True), (target.mark, False)):
+            async with clients(replace(target, mark=mark), 1) as (client,):
+                await client.turn("Hello")
+                assert (client.first_at is not None) is comes
+
+
 @pytest.mark.parametrize("last", [FINAL.replace("small", "other"), '{"type":"error","code":"internal"}'])
 @pytest.mark.servers
 async def test_another_text_and_another_end_are_no_turns(last: str) -> None:

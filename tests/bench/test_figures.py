@@ -7,7 +7,7 @@ import pytest
 
 from tests.bench.bench import Verdicts, cores, pinned_to
 from tests.bench.deployment import busy_s, cpu_s
-from tests.bench.matrix import SWITCHES, Effect, both, setting
+from tests.bench.matrix import SWITCHES, Acceptance, Effect, both, hold_accepted, setting
 from tests.bench.measured import Sample, Series
 from tests.bench.micro import Samples, repetitions
 from tests.bench.profile import Stack, does, library, parse
@@ -57,6 +57,21 @@ def test_an_effect_is_more_or_less_than_unchanged() -> None:
     assert effect.on_cpu == 0.25
     assert effect.spread == "+0.0%..+50.0%"
     assert effect.on("p99_ms") == 0.0
+
+
+def test_an_acceptance_is_held_to_one_commit_and_what_is_allowed_beside_it() -> None:
+    def waits(*firsts_s: float) -> Series:
+        return Series([figures(1.0, firsts_s=(first_s,)) for first_s in firsts_s])
+
+    switch = next(one for one in SWITCHES if one.later_ms == 1.5)
+    effect = Effect(switch, waits(0.005, 0.009, 0.040), waits(0.002, 0.005, 0.011))
+    verdicts = Verdicts()
+    for commit_ms in (2.75, 2.0):
+        hold_accepted([Acceptance(effect, commit_ms)], verdicts, slack=1.0)
+    judged = [(row.figure, row.goal, row.verdict) for row in verdicts.rows if "later" in row.what]
+    assert judged == [("4 ms", "<= 4.25 ms", "ok"), ("4 ms", "<= 3.5 ms", "MISSED")]
+    hold_accepted([Acceptance(Effect(switch, waits(0.005), Series([figures(1.0)])), 2.5)], verdicts, slack=1.0)
+    assert verdicts.failed == 2  # of what was never accepted nothing is known
 
 
 def test_a_bound_below_and_a_bound_above_are_counted_where_they_are_missed() -> None:

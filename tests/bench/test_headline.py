@@ -14,6 +14,7 @@ from tests.bench.headline_stage import FULL, SHORT, Size, first_s, late_ms, slow
 from tests.bench.headline_times import is_quiet
 from tests.bench.measured import Series, above
 from tests.bench.test_figures import figures
+from tests.support.postgres import Database
 from ws_bench.fakes.knobs import Knobs, knobs_of
 
 
@@ -128,3 +129,13 @@ def test_the_disk_is_watched_beside_a_neighbour(tmp_path: Path) -> None:
         pass
     assert probe.seen.count >= 1
     assert 0 < probe.seen.p50_ms <= probe.seen.p95_ms
+
+
+@pytest.mark.servers
+def test_commits_are_timed_until_their_block_ends(database: Database) -> None:
+    for _ in range(2):  # its leases may be there already
+        probe = Probe(database.dsn, "commits")
+        with probe.watching():
+            pass
+        assert probe.seen.count >= 1
+        assert 0 < probe.seen.p50_ms <= probe.seen.p95_ms
