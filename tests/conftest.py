@@ -55,6 +55,7 @@ LEFT_BEHIND = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What a run may set."""
     parser.addini("test_limit_s", "Seconds that set-up, call and teardown of a test may each take", default=LIMIT_S)
+    parser.addini("examples", "Examples that a property is tried with, unless it says how many", default=100)
     parser.addini("hang_grace_s", "Seconds from a hung test's limit to the end of its process", default=GRACE_S)
 
 
@@ -62,7 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Look around once, and start to watch."""
     gc.set_threshold(50_000, 20, 100)  # as in the services: Python's own pace takes a tenth of all CPU
     # A busy machine is no finding: neither how long an example takes nor how long making one does is judged.
-    settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "turnwise",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=int(config.getini("examples")),
+    )
     settings.load_profile("turnwise")
     config.stash[CHOICE] = Choice.of()
     config.stash[DESELECTED] = {}

@@ -210,8 +210,13 @@ class Spool:
         self._queue.put(None)
         if self._thread is not None and self._copying is not None:
             await asyncio.to_thread(self._end, self._thread, self._copying)
-        self._file.close()
+        await asyncio.to_thread(self._close_file)
         self._lock.release()
+
+    def _close_file(self) -> None:
+        # The thread of a `read` goes on where its task was cancelled, and SQLite crashes where it is closed under one.
+        with self._read_lock:
+            self._file.close()
 
     def _add(self, kind: Kind, key: tuple[str, str], exchange_id: str, body: bytes) -> int:
         self._last_id += 1

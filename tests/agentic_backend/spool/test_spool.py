@@ -373,3 +373,44 @@ async def test_closing_does_not_wait_for_a_disk_that_fails(open_spool: Open) -> 
         await spool.aclose()
     FailingConnection.failing = 0
     assert not future.done()
+
+
+class SlowReader:
+    """A disk on which rows are read when the test says so."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        connect(path).close()
+        disk = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+                if "WHERE id IN" in sql:
+                    disk.reached.set()
+                    assert disk.go_on.wait(PATIENCE_S)
+                return super().execute(sql, *parameters)  # type: ignore[arg-type] # what it gets is passed on
+
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        return connection
+
+
+async def test_closing_waits_for_a_reader_whose_task_is_gone(open_spool: Open) -> None:
+    """Closed under it, SQLite takes the process down."""
+    disk = SlowReader()
+    spool = open_spool(connect_to=disk.connect)
+    id_, done = spool.put("turn", KEY, "e1", b"body")
+    await landed(done)
+    read: list[int] = []
+    reading = threading.Thread(target=lambda: read.extend(row.id for row in spool.read_now([id_])))
+    reading.start()
+    assert await asyncio.to_thread(disk.reached.wait, PATIENCE_S)
+    closing = asyncio.create_task(spool.aclose())
+    await asyncio.wait([closing], timeout=0.1)  # time enough to close it too early
+    disk.go_on.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await closing
+    reading.join()
+    assert read == [id_]
