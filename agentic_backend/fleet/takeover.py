@@ -90,6 +90,8 @@ class Takeover:
 
     async def retake(self, session_id: str, user_id: str, exchange_id: str) -> bool:
         """Go on with a turn that this instance had let go of, if nobody has taken it. Raises `HistoryUnavailable`."""
+        if not self._membership.valid:
+            return False  # it would be counted as a run, and let go at once
         values = {"session_id": session_id, "user_id": user_id, "exchange_id": exchange_id, **self._me}
         rows = await self._fetch("retake", RETAKE, values)
         self._go_on(rows[:1])

@@ -277,7 +277,7 @@ async def test_an_instance_that_cannot_renew_takes_no_new_work_and_goes_on_with_
 
         await asyncio.to_thread(own_postgres.start)
         again = await hear_until(socket, "restarted")
-        assert again[-1]["seq"] == 1_000_001
+        assert again[-1]["seq"] % 1_000_000 == 1  # the first of another run
         final = (await hear_until(socket, "final"))[-1]
         assert (await status(service, "/ready"))[0] == 200
         assert await service.history(session_id) == final["messages"]

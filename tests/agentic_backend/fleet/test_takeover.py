@@ -280,6 +280,23 @@ async def test_what_an_instance_had_let_go_of_it_may_take_again(found: Found, da
     assert not await one.takeover.retake(session.id, "eve", "x1")
 
 
+async def test_who_has_not_renewed_again_counts_no_run(found: Found, database: Database) -> None:
+    one = await found("one")
+    one.start_asks()
+    session = await new_session(one.persistence)
+    await one.begin(session, "x1")
+    await one.stop_renewing()
+    one.clock.now += one.membership.rules.renew_s
+    for _ in range(3):  # a client that follows it asks again and again
+        assert not await one.takeover.retake(session.id, USER, "x1")
+    assert rows(database.dsn, COUNTS) == [("x1", 1, 0, 0)]
+    one.spawn(one.membership.renew)
+    async with asyncio.timeout(PATIENCE_S):
+        await one.membership.wait_valid()
+    assert await one.takeover.retake(session.id, USER, "x1")
+    assert rows(database.dsn, COUNTS) == [("x1", 1, 1, 0)]
+
+
 async def test_turns_that_were_taken_by_a_statement_whose_answer_was_lost_go_on(
     found: Found, database: Database
 ) -> None:
