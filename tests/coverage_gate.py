@@ -54,7 +54,6 @@ One process a group, two at once for each core, since a test mostly waits for it
 has seen, the shorter are its garbage collections.
 """
 WITHOUT = (
-    "tests/agentic_backend/persist/test_failover.py",
     "tests/agentic_backend/persist/test_outage.py",
     "tests/agentic_backend/persist/test_schema.py",
     "tests/agentic_backend/spool/test_full_disk.py",
