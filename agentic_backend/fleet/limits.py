@@ -91,7 +91,8 @@ class SharedCount:
         self._held = held
         self._keep_newest = keep_newest
         self._told: set[str] = set()
-        self._due: dict[str, None] = {}
+        # With whether the others are told if a user holds too many.
+        self._due: dict[str, bool] = {}
         # What is told later must be written later.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -110,11 +111,12 @@ class SharedCount:
     def note(self, user_id: str) -> None:
         """See `CountOverall`."""
         if self._most and not self._is_untold(user_id, len(self._held.ages_of(user_id))):
-            self.note_other(user_id)
+            self._due[user_id] = True
+            self._shares.wake()
 
-    def note_other(self, user_id: str) -> None:
-        """Another instance wants to know what the user holds here."""
-        self._due[user_id] = None
+    def note_full(self, user_id: str) -> None:
+        """Another instance has found that the user holds too many, and has told all that have to know."""
+        self._due.setdefault(user_id, False)
         self._shares.wake()
 
     def note_all(self) -> None:
@@ -125,15 +127,15 @@ class SharedCount:
     async def write(self) -> None:
         """Tell what is due. Raises `HistoryUnavailable` with the rest of it still due."""
         while self._due:
-            user_id = next(iter(self._due))
+            user_id, tell_others = next(iter(self._due.items()))
             del self._due[user_id]
             try:
                 async with self._lock(user_id):
                     told_at = time.monotonic()
                     told = await self._tell(user_id, self._held.ages_of(user_id))
-                await self._make_room(user_id, told or {}, told_at)
+                await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
             except HistoryUnavailable:
-                self._due[user_id] = None
+                self._due[user_id] = True
                 raise
 
     def _is_untold(self, user_id: str, count: int) -> bool:
@@ -149,15 +151,15 @@ class SharedCount:
             self._told.discard(user_id)
         return rows[0].held if rows else None
 
-    async def _make_room(self, user_id: str, told: Told, told_at: float) -> None:
+    async def _make_room(self, user_id: str, told: Told, told_at: float, *, tell_others: bool) -> None:
         everything = sorted((since, instance) for instance, held in told.items() for since in held)
         over = [instance for _, instance in everything[: max(0, len(everything) - self._most)]]
-        if self._keep_newest is None or not over:
+        if self._keep_newest is None or not self._most or not over:
             return
         me = self._shares.me
         if me in over:
             self._keep_newest(user_id, len(told[me]) - over.count(me), told_at)
-        for instance in set(over) - {me}:
+        for instance in set(over) - {me} if tell_others else ():
             await self._shares.say_full(instance, user_id)
 
     def _lock(self, user_id: str) -> asyncio.Lock:
@@ -203,7 +205,7 @@ class FleetLimits:
 
     def note_full(self, user_id: str) -> None:
         """Another instance has found that a user holds too many sockets."""
-        self._counts["sockets"].note_other(user_id)
+        self._counts["sockets"].note_full(user_id)
 
     def wake(self) -> None:
         """Something is due."""

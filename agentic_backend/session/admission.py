@@ -144,17 +144,17 @@ class Admission:
         """Count one more turn of the user in progress, with those at other instances: not before it is known to run
         here, since one that runs elsewhere is followed at any limit. Raises `TooManyTurns`, and as `check_overall`."""
         await self.check_overall(user_id)
-        user, overall = self._user(user_id), self.overall
+        overall = self.overall
         entered = overall is None or overall.turns is None
         try:
             if overall is not None and overall.turns is not None:
-                entered = await overall.turns.has_room(user_id, lambda: [0.0] * (user.running + 1))
+                entered = await overall.turns.has_room(user_id, lambda: [0.0] * (self._user(user_id).running + 1))
                 if not entered:
                     self.hit("per_user_turns")
                     raise TooManyTurns(retry_after_s=1.0)
         finally:
             if entered:
-                user.running += 1
+                self._user(user_id).running += 1
             elif overall is not None and overall.turns is not None:
                 overall.turns.note(user_id)  # it may have been told, and is cancelled
 

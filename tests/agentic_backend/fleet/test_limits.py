@@ -206,7 +206,11 @@ async def test_with_too_many_sockets_the_oldest_of_all_go(pair: Pair, database: 
     await until(lambda: held(database, "sockets") == {"one": 3})
     counts[1].note("ann")
     await until(lambda: [mine.kept for mine in sockets] == [2, 1])
-    assert held(database, "sockets") == {"one": 3, "other": 2}  # until they are closed
+    # Until they are closed both hold too many. Nobody tells it again and again.
+    assert held(database, "sockets") == {"one": 3, "other": 2}
+    members[0].limits.note_full("ann")
+    await until(lambda: members[0].asked_postgres() == 3 and not members[0].instance.queries.running)
+    assert [member.instance.queries.ran.count("notify") for member in members] == [0, 1]
     # A stream is refused instead.
     assert not await counts[1].has_room("ann", lambda: [40.0, 20.0, 0.0])
     sockets[0].ages, sockets[1].ages = [10.0], [20.0]
@@ -214,3 +218,13 @@ async def test_with_too_many_sockets_the_oldest_of_all_go(pair: Pair, database: 
         count.note("ann")
     await until(lambda: held(database, "sockets") == {"one": 1, "other": 1})
     assert await counts[1].has_room("ann", lambda: [20.0, 0.0])
+
+
+async def test_who_has_no_limit_closes_nothing_for_others(pair: Pair, database: Database) -> None:
+    one, other = pair()
+    mine = Sockets(50.0, 40.0)
+    one.limits.count("sockets", 0, mine, mine.keep_newest)
+    one.instance.membership.on_message = lambda message: one.limits.note_full(message.user_id)
+    await other.limits.say_full("one", "ann")
+    await until(lambda: held(database, "sockets") == {"one": 2} and not one.instance.queries.running)
+    assert mine.kept == 2
