@@ -17,12 +17,12 @@ from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer,
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
 from agentic_backend.fleet.fleet import Fleet
-from agentic_backend.fleet.relay import TurnRelay, relay_routes
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression

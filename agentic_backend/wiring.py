@@ -17,6 +17,7 @@ from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.fleet.fleet import Fleet
+from agentic_backend.fleet.limits import SharedRate
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.group import ModelGroups
@@ -78,7 +79,7 @@ def task_admission(
     admission = Admission(replace(turn_limits(settings), turns_per_user=0), limit_hit)
     if fleet is not None:
         per_user = settings.limits.per_user
-        admission.overall = Overall(fleet.limits.rate("tasks", per_user.asks_per_min, per_user.burst))
+        admission.overall = Overall(SharedRate(fleet.limits, "tasks", per_user.asks_per_min, per_user.burst))
 
     async def admit(user_id: str) -> None:
         admission.check(user_id)
@@ -90,7 +91,7 @@ def task_admission(
 def share_limits(settings: AgenticSettings, fleet: Fleet, admission: Admission, hub: SocketHub) -> None:
     """Have the limits of users hold over all instances."""
     per_user, limits = settings.limits.per_user, fleet.limits
-    asks = limits.rate("asks", per_user.asks_per_min, per_user.burst)
+    asks = SharedRate(limits, "asks", per_user.asks_per_min, per_user.burst)
     admission.overall = Overall(asks, limits.count("turns", per_user.turns, admission))
     hub.overall = limits.count("sockets", per_user.sockets, hub, hub.keep_newest)
 

@@ -14,7 +14,7 @@ from tests.support.side_by_side import Program, all_good
 
 PACKAGES = (
     ("agentic_backend/session",),
-    ("agentic_backend/fleet",),
+    ("agentic_backend/fleet", "agentic_backend/peers"),
     ("agentic_backend/spool", "agentic_backend/persist"),
     ("agentic_backend/chat", "agentic_backend/rest"),
 )
@@ -23,6 +23,7 @@ TESTS = (
     (
         "tests/agentic_backend/session",
         "tests/agentic_backend/fleet",
+        "tests/agentic_backend/peers",
         "tests/integration/test_native.py",
         "tests/integration/test_compatible.py",
     ),

@@ -13,9 +13,9 @@ from sqlalchemy import TextClause
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import Membership, Message
-from agentic_backend.fleet.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.fleet.statements import CHANNEL, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, NOTIFY, VOID_LEASE
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
+from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Session
 from agentic_backend.session.store import TurnStore

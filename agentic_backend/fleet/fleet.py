@@ -10,10 +10,10 @@ from agentic_backend.fleet.elsewhere import FleetTurns, OwnTurns
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.limits import FleetLimits
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
-from agentic_backend.fleet.mirror import Peers
 from agentic_backend.fleet.statements import INSTANCES
 from agentic_backend.fleet.takeover import Takeover
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.peers.mirror import Peers
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.settings import AgenticSettings
 from backend_kit.aio import TaskRegistry

@@ -19,7 +19,9 @@ from agentic_backend.persist.queries import Queries
 _UNTOLD: Final = 0.2
 """The part of a limit that all instances together let go without telling one another."""
 _AGAIN_S: Final = 1.0
+_USERS_KEPT: Final = 10_000
 
+KeepNewest = Callable[[str, int, float], None]
 Told = dict[str, list[float]]
 """What each instance has said of a user: since when each thing is held there, the oldest first, by Postgres' clock."""
 
@@ -35,7 +37,8 @@ class Held(Protocol):
 
 
 class SharedRate:
-    """Implements `RateOverall`: a bucket for each user in Postgres, and at each instance a small one beside it."""
+    """Implements `RateOverall`: a bucket for each user in Postgres, and at each instance a small one beside it. 0 a
+    minute: no limit."""
 
     def __init__(self, shares: "FleetLimits", kind: str, per_min: int, burst: int) -> None:
         self._shares = shares
@@ -65,7 +68,7 @@ class SharedRate:
         tokens = min(most, tokens + (now - at) * part * self._rate)
         took = tokens >= 1.0
         self._untold[user_id] = (tokens - 1.0 if took else tokens, now)
-        if len(self._untold) > self._shares.users_kept:
+        if len(self._untold) > _USERS_KEPT:
             del self._untold[next(iter(self._untold))]
         return took
 
@@ -77,14 +80,7 @@ class SharedCount:
     stay of what was open there, and when that was told, on the monotonic clock: more may be open or closed by then.
     """
 
-    def __init__(
-        self,
-        shares: "FleetLimits",
-        kind: str,
-        most: int,
-        held: Held,
-        keep_newest: Callable[[str, int, float], None] | None,
-    ) -> None:
+    def __init__(self, shares: "FleetLimits", kind: str, most: int, held: Held, keep_newest: KeepNewest | None) -> None:
         self._shares = shares
         self._kind = kind
         self._most = most
@@ -100,7 +96,7 @@ class SharedCount:
         """See `CountOverall`."""
         if not self._most or self._is_untold(user_id, len(ages())):
             return True
-        async with self._lock(user_id):
+        async with self._locks.setdefault(user_id, asyncio.Lock()):
             if len(ages()) > self._most:
                 return False  # whatever others hold
             try:
@@ -112,12 +108,12 @@ class SharedCount:
         """See `CountOverall`."""
         if self._most and not self._is_untold(user_id, len(self._held.ages_of(user_id))):
             self._due[user_id] = True
-            self._shares.wake()
+            self._shares.some.set()
 
     def note_full(self, user_id: str) -> None:
         """Another instance has found that the user holds too many, and has told all that have to know."""
         self._due.setdefault(user_id, False)
-        self._shares.wake()
+        self._shares.some.set()
 
     def note_all(self) -> None:
         """There are other instances than before, or what they knew of this one is gone."""
@@ -130,7 +126,7 @@ class SharedCount:
             user_id, tell_others = next(iter(self._due.items()))
             del self._due[user_id]
             try:
-                async with self._lock(user_id):
+                async with self._locks.setdefault(user_id, asyncio.Lock()):
                     told_at = time.monotonic()
                     told = await self._tell(user_id, self._held.ages_of(user_id))
                 await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
@@ -162,15 +158,10 @@ class SharedCount:
         for instance in set(over) - {me} if tell_others else ():
             await self._shares.say_full(instance, user_id)
 
-    def _lock(self, user_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(user_id, asyncio.Lock())
-
 
 class FleetLimits:
     """The limits of users over all instances. `instances` is how many there are, at least two: another may come at any
-    moment."""
-
-    users_kept = 10_000
+    moment. `some` is set where something is due."""
 
     def __init__(self, queries: Queries, membership: Membership) -> None:
         self.queries = queries
@@ -178,15 +169,9 @@ class FleetLimits:
         self.judge = {"me": self.me, "dead_s": membership.rules.dead_s}
         self.instances = 2
         self._counts: dict[str, SharedCount] = {}
-        self._some = asyncio.Event()
+        self.some = asyncio.Event()
 
-    def rate(self, kind: str, per_min: int, burst: int) -> SharedRate:
-        """Limit how often users do something; 0 a minute: no limit."""
-        return SharedRate(self, kind, per_min, burst)
-
-    def count(
-        self, kind: str, most: int, held: Held, keep_newest: Callable[[str, int, float], None] | None = None
-    ) -> SharedCount:
+    def count(self, kind: str, most: int, held: Held, keep_newest: KeepNewest | None = None) -> SharedCount:
         """Limit how many of something users hold; 0: no limit."""
         self._counts[kind] = SharedCount(self, kind, most, held, keep_newest)
         return self._counts[kind]
@@ -207,10 +192,6 @@ class FleetLimits:
         """Another instance has found that a user holds too many sockets."""
         self._counts["sockets"].note_full(user_id)
 
-    def wake(self) -> None:
-        """Something is due."""
-        self._some.set()
-
     async def say_full(self, instance: str, user_id: str) -> None:
         """Have an instance see for itself which sockets of the user it must close."""
         message = Message("full", "", user_id, to=instance, sender=self.me)
@@ -219,10 +200,10 @@ class FleetLimits:
     async def write(self) -> None:
         """Tell what is due, until cancelled. Spawn it with `restart=True`."""
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self.some.wait()
+            self.some.clear()
             try:
                 for count in self._counts.values():
                     await count.write()
             except HistoryUnavailable:
-                asyncio.get_running_loop().call_later(_AGAIN_S, self._some.set)
+                asyncio.get_running_loop().call_later(_AGAIN_S, self.some.set)

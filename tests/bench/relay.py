@@ -31,9 +31,9 @@ from starlette.responses import Response
 
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.sse import EventStream
-from agentic_backend.fleet.events import decode_events, encode_events
-from agentic_backend.fleet.mirror import Peers
-from agentic_backend.fleet.relay import TurnRelay, relay_routes
+from agentic_backend.peers.events import decode_events, encode_events
+from agentic_backend.peers.mirror import Peers
+from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Cancelled, TextDelta, Turn, TurnEvent
 from backend_kit.aio import TaskRegistry

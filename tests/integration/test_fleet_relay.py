@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from agentic_backend.chat import relay as frames
-from agentic_backend.fleet.mirror import Peers, mirror
-from agentic_backend.fleet.relay import PATH
+from agentic_backend.peers.mirror import Peers, mirror
+from agentic_backend.peers.relay import PATH
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn
 from tests.agentic_backend.records import until
 from tests.support.patience import PATIENCE_S

@@ -15,7 +15,6 @@ from websockets.server import ServerProtocol
 
 from agentic_backend.agent import answering, questions, sources
 from agentic_backend.chat import frames, handshake, sse
-from agentic_backend.fleet.events import decode_ask, decode_events
 from agentic_backend.fleet.membership import Message
 from agentic_backend.knowledge import hits
 from agentic_backend.knowledge.client import enter_timing
@@ -23,6 +22,7 @@ from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
 from agentic_backend.llm.thinking import ThinkBlock
+from agentic_backend.peers.events import decode_ask, decode_events
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.models import Session
@@ -328,11 +328,11 @@ _EVENTS: Final = (
     *raw("[[1,2]],", '{"a":1},', before='[[1,"sources","[', behind='1]"]]'),
 )
 CASES: Final[dict[str, Case]] = {
-    "agentic_backend/fleet/events.py::decode_ask": (
+    "agentic_backend/peers/events.py::decode_ask": (
         lambda made: decode_ask(made, user_id="u", session_id="s", exchange_id="e"),
         (*_JSON, *_OBJECT),
     ),
-    "agentic_backend/fleet/events.py::decode_events": (decode_events, _EVENTS),
+    "agentic_backend/peers/events.py::decode_events": (decode_events, _EVENTS),
     "agentic_backend/surfaces/agui/reading.py::read_input": (lambda body: agui_reading.read_input(body, 10**9), _RUNS),
     f"{_PARSERS}/csv.py::parse": (
         csv.parse,

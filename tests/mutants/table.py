@@ -5,10 +5,10 @@ from dataclasses import dataclass
 SESSION = "tests/agentic_backend/session"
 CHAT = "tests/agentic_backend/chat"
 FLEET = "tests/agentic_backend/fleet"
+PEERS = "tests/agentic_backend/peers"
 PERSIST = "tests/agentic_backend/persist"
 REST = "tests/agentic_backend/rest"
 SPOOL = "tests/agentic_backend/spool"
-FLEET = "tests/agentic_backend/fleet"
 SERVICE = "tests/integration"
 
 
@@ -41,31 +41,31 @@ MUTANTS = (
     ),
     Mutant(
         "an instance lets whoever asks follow its turns",
-        "agentic_backend/fleet/relay.py",
+        "agentic_backend/peers/relay.py",
         'if not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):',
         "if not shown:",
-        f"{FLEET}/test_relay.py::test_who_may_not_know_is_told_that_there_is_nothing[changed0]",
+        f"{PEERS}/test_relay.py::test_who_may_not_know_is_told_that_there_is_nothing[changed0]",
     ),
     Mutant(
         "what is followed anew is taken twice",
         "agentic_backend/session/stream.py",
         "known = event.seq <= self._seq and",
         "known = event.seq < self._seq and",
-        f"{FLEET}/test_relay.py::test_what_is_taken_twice_or_after_the_end_is_there_once",
+        f"{PEERS}/test_relay.py::test_what_is_taken_twice_or_after_the_end_is_there_once",
     ),
     Mutant(
         "a turn of another instance that breaks off is complete",
-        "agentic_backend/fleet/mirror.py",
+        "agentic_backend/peers/mirror.py",
         "if last is not None and not last.terminal:",
         "if last is not None and not last.seq:",
-        f"{FLEET}/test_relay.py::test_a_stream_that_ends_before_its_turn_has_lost_its_peer",
+        f"{PEERS}/test_relay.py::test_a_stream_that_ends_before_its_turn_has_lost_its_peer",
     ),
     Mutant(
         "a turn of another instance ends where a person was asked before",
-        "agentic_backend/fleet/mirror.py",
+        "agentic_backend/peers/mirror.py",
         "turn.take(asked, goes_on=True)",
         "turn.take(asked)",
-        f"{FLEET}/test_relay.py::test_a_run_that_a_person_let_continue_is_mirrored_with_what_was_before",
+        f"{PEERS}/test_relay.py::test_a_run_that_a_person_let_continue_is_mirrored_with_what_was_before",
     ),
     Mutant(
         "what was only told again is the newest answer",

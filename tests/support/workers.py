@@ -60,7 +60,7 @@ LONG_FIRST = (
     "tests/browser/test_resume.py",
     "tests/browser/test_interrupted.py",
     "tests/deploy/test_grafana.py",
-    "tests/agentic_backend/fleet/test_events.py",
+    "tests/agentic_backend/peers/test_events.py",
     "tests/ws_bench/test_accuracy.py",
     "tests/browser/test_conversations.py",
     "tests/turnwise/test_postgres.py",

@@ -12,8 +12,8 @@ from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.fleet.elsewhere import FleetTurns
 from agentic_backend.fleet.leases import SessionLease
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.fleet.mirror import Peers
-from agentic_backend.fleet.relay import TurnRelay, relay_routes
+from agentic_backend.peers.mirror import Peers
+from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import LeaseLost
 from agentic_backend.session.stream import Accepted, Awaiting, Final, TextDelta, Turn

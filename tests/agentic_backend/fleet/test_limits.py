@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from agentic_backend.errors import RateLimited, TooManyTurns
-from agentic_backend.fleet.limits import FleetLimits
+from agentic_backend.fleet.limits import FleetLimits, SharedRate
 from agentic_backend.session.admission import Admission, Overall, TurnLimits
 from tests.agentic_backend.fleet.instances import Instance, died
 from tests.agentic_backend.records import rows, until
@@ -28,7 +28,7 @@ class Member:
         limits = TurnLimits(0, 0, 1.0, turns_per_user=turns, asks_per_min=asks, burst=burst)
         self.admission = Admission(limits, self.hits.append)
         count = self.limits.count("turns", turns, self.admission)
-        self.admission.overall = Overall(self.limits.rate("asks", asks, burst), count)
+        self.admission.overall = Overall(SharedRate(self.limits, "asks", asks, burst), count)
 
     async def ask(self, user_id: str = "ann") -> bool:
         """Whether the user may have another turn, which then runs."""

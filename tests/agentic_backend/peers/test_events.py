@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from agentic_backend.chat import relay
 from agentic_backend.chat.sse import NATIVE
 from agentic_backend.events import ChatMessage
-from agentic_backend.fleet import events as codec
-from agentic_backend.fleet.events import decode_ask, decode_events, encode_ask, encode_events
+from agentic_backend.peers import events as codec
+from agentic_backend.peers.events import decode_ask, decode_events, encode_ask, encode_events
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Ask,
@@ -31,7 +31,7 @@ from agentic_backend.session.stream import (
 )
 from backend_kit.auth import Credentials
 from backend_kit.wire import dumps
-from tests.agentic_backend.fleet.payloads import BROKEN, CLEAN, DIRTY, KINDS, TEXT, events, payloads
+from tests.agentic_backend.peers.payloads import BROKEN, CLEAN, DIRTY, KINDS, TEXT, events, payloads
 
 SESSION = Session("s", "ann", "Georges", "A title", "2026-01-01T00:00:00.000000Z", 2, {"a": 1}, 3, (("f", "n"),), True)
 MESSAGE = ChatMessage.build(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from agentic_backend.fleet.events import encode_ask, encode_event, join_events
+from agentic_backend.peers.events import encode_ask, encode_event, join_events
 from agentic_backend.session.stream import Turn
 from backend_kit.auth import header
 from backend_kit.http.direct import DirectRoute
@@ -88,7 +88,7 @@ def relay_routes(relay: TurnRelay, base: str) -> list[BaseRoute]:
 class RelayedTurn(Response):
     """Answers a request with what one turn was asked and its events from `cursor` on, until its end.
 
-    See `fleet.events` for the lines. Empty ones fill silence.
+    See `peers.events` for the lines. Empty ones fill silence.
     """
 
     media_type = MEDIA_TYPE

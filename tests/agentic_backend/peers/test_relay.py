@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from agentic_backend.chat import relay as frames
 from agentic_backend.chat.sse import NATIVE
 from agentic_backend.events import ChatMessage, text_part
-from agentic_backend.fleet.events import encode_ask, encode_events
-from agentic_backend.fleet.mirror import PeerLost, Peers, TurnNotThere, lines_of, mirror
-from agentic_backend.fleet.relay import LINE_BYTES, PATH, TurnRelay, relay_routes
+from agentic_backend.peers.events import encode_ask, encode_events
+from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, lines_of, mirror
+from agentic_backend.peers.relay import LINE_BYTES, PATH, TurnRelay, relay_routes
 from agentic_backend.rest.compression import Compression
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (

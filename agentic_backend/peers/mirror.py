@@ -8,8 +8,8 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from agentic_backend.fleet.events import MAX_LINE_BYTES, decode_ask, decode_events
-from agentic_backend.fleet.relay import HEARTBEAT_S, PATH
+from agentic_backend.peers.events import MAX_LINE_BYTES, decode_ask, decode_events
+from agentic_backend.peers.relay import HEARTBEAT_S, PATH
 from agentic_backend.session.stream import Ask, Awaiting, Turn, TurnEvent
 from backend_kit.client.connections import Connections, open_session
 

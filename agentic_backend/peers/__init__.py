@@ -1,0 +1,1 @@
+"""How one instance follows the events of a turn that another one runs."""
