@@ -17,7 +17,6 @@ from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.fleet.fleet import Fleet
-from agentic_backend.fleet.limits import SharedRate
 from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.group import ModelGroups
@@ -27,6 +26,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.replication import Replication
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
+from agentic_backend.persist.shares import SharedRate
 from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings

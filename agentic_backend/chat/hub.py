@@ -250,6 +250,10 @@ class SocketHub:
                 self._note_change(stream.user_id)
                 self._note_empty()
 
+    def note_unopened(self, user_id: str) -> None:
+        """A stream that `refusal_of_stream` has let pass will not open: it counts no more."""
+        self._note_change(user_id)
+
     def _note_change(self, user_id: str) -> None:
         if self.overall is not None:
             self.overall.note(user_id)
@@ -338,9 +342,11 @@ class SocketHub:
         return sum(peer.user_id == user_id for peer in self._everyone)
 
     def ages_of(self, user_id: str) -> list[float]:
-        """For how many seconds the user has had each socket and stream that is open here, the oldest first."""
+        """For how many seconds the user has had each socket that is open here, the oldest first, and 0 for each stream:
+        none is closed for another."""
         now = time.monotonic()
-        return [now - at for at in sorted(self._opened_at(user_id))]
+        sockets = sorted(at for socket, at in self._sockets.items() if socket.user_id == user_id)
+        return [now - at for at in sockets] + [0.0 for stream in self._streams if stream.user_id == user_id]
 
     def _opened_at(self, user_id: str) -> list[float]:
         everyone: list[tuple[ChatSocket | EventStream, float]] = [*self._sockets.items(), *self._streams.items()]

@@ -165,6 +165,10 @@ class FleetTurns:
             # Without Postgres there was no change either; what was missed is read again after an absence.
             logger.warning("a change of a session could not be told to other instances")
 
+    async def say_full(self, instance: str, user_id: str) -> None:
+        """Have an instance see which sockets of a user it must close. Raises `HistoryUnavailable`."""
+        await self._send(Message("full", "", user_id, to=instance))
+
     async def _follow(self, turn: Turn) -> bool | None:
         """Follow the turn for once: True after its end, False if no instance has it, None to look again."""
         ask = turn.ask

@@ -8,13 +8,13 @@ from typing import Any
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.fleet.elsewhere import FleetTurns, OwnTurns
 from agentic_backend.fleet.leases import FleetLeases
-from agentic_backend.fleet.limits import FleetLimits
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
 from agentic_backend.fleet.statements import INSTANCES
 from agentic_backend.fleet.takeover import Takeover
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.mirror import Peers
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.shares import SharedLimits
 from agentic_backend.settings import AgenticSettings
 from backend_kit.aio import TaskRegistry
 
@@ -50,7 +50,7 @@ class Fleet:
         self._queries = persistence.queries
         self._mirrored = self._alive = 0
         self._peers = Peers(settings.app.base_url)
-        self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending.holds)
+        self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending)
         self.takeover = Takeover(
             persistence.queries, self.membership, self.leases, persistence.log, self._note_takeover
         )
@@ -65,8 +65,8 @@ class Fleet:
             tasks,
             self._note_mirrored,
         )
-
-        self.limits = FleetLimits(persistence.queries, self.membership)
+        me, dead_s = identity.id, self.membership.rules.dead_s
+        self.limits = SharedLimits(persistence.queries, me, dead_s, self.turns.say_full)
 
     def start(self, turns: OwnTurns) -> None:
         """Join the others, once the schema is known. `turns` are those of this process."""

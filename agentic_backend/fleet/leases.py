@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from agentic_backend.errors import HistoryUnavailable, SessionNotFound, SessionRecovering
 from agentic_backend.fleet.membership import Membership
@@ -15,7 +15,7 @@ from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord
 from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
 from agentic_backend.spool.cache import HistoryCache
-from agentic_backend.spool.pending import Key
+from agentic_backend.spool.pending import Key, Op
 
 _REMEMBERED = 20_000
 """Leases that this instance remembers to have. One that it forgets is taken again by one statement."""
@@ -23,7 +23,20 @@ _WITHDRAW_AGAIN_S = 1.0
 _GROUP_S = 0.005
 """Between the beginnings of two groups of questions: what comes meanwhile is the next one."""
 
+_END_S = 5.0
+_END_PAUSE_S = 0.005
+
 T = TypeVar("T")
+
+
+class PendingWrites(Protocol):
+    """What waits for Postgres here: `Pending`."""
+
+    def holds(self, key: Key) -> bool:
+        """Whether anything of a session does."""
+
+    def turns(self, key: Key) -> Sequence[Op]:
+        """The turns of a session that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +67,12 @@ class FleetLeases:
     by one task, together with those that came while the last ones were being committed.
     """
 
-    def __init__(
-        self, queries: Queries, membership: Membership, cache: HistoryCache, waits: Callable[[Key], bool]
-    ) -> None:
-        """`waits` says whether a turn of a session waits for Postgres here."""
+    def __init__(self, queries: Queries, membership: Membership, cache: HistoryCache, pending: PendingWrites) -> None:
+        """`pending` is what waits for Postgres here."""
         self._queries = queries
         self._membership = membership
         self._cache = cache
-        self._waits = waits
+        self._pending = pending
         self.ready = asyncio.Event()
         """Set once no turn is left of an earlier process of this instance."""
         self.on_unknown: Callable[[], None] = lambda: None
@@ -150,6 +161,7 @@ class FleetLeases:
     async def record(self, lease: Lease, record: AskRecord) -> None:
         """See `Leases`."""
         session, exchange_id = record.session, record.user_message.exchange_id
+        await self._wait_for_end((session.id, session.user_id), exchange_id)
         recorded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._withdrawn.pop((session.id, exchange_id), None)  # what is written now takes its place
         self._next.append(_Asked(session.id, lease.fence, exchange_id, record.encode().decode(), recorded))
@@ -165,6 +177,15 @@ class FleetLeases:
             raise LeaseLost
         if lease.term == self.term:
             remember(self._asked, (session.id, session.user_id), exchange_id)
+
+    async def _wait_for_end(self, key: Key, exchange_id: str) -> None:
+        """An earlier run of the exchange, as the one that asked a person, may wait for Postgres: its record would end
+        what the lease says of this one, and then the session would be anybody's."""
+        give_up_at = time.monotonic() + _END_S
+        while any(op.exchange_id == exchange_id for op in self._pending.turns(key)):
+            if time.monotonic() > give_up_at:
+                raise HistoryUnavailable("the question of this turn waits for Postgres", retry_after_s=1.0)
+            await asyncio.sleep(_END_PAUSE_S)
 
     def withdraw(self, fence: int, key: Key, exchange_id: str) -> None:
         """See `Leases`."""
@@ -217,7 +238,7 @@ class FleetLeases:
         for (session_id, exchange_id), (fence, key) in list(self._withdrawn.items()):
             values = {"session_id": session_id, "fence": fence, "exchange_id": exchange_id}
             # While an acknowledged turn is in the spool alone, the lease must not look free.
-            if not self._waits(key):
+            if not self._pending.holds(key):
                 with contextlib.suppress(HistoryUnavailable):
                     await self._queries.fetch("withdraw_ask", WITHDRAW_ASK, values)
                     self._withdrawn.pop((session_id, exchange_id), None)

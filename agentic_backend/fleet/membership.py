@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import psycopg
 
-from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP, SWEEP_SHARES
+from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
@@ -190,7 +190,6 @@ class Membership:
             await connection.execute(f"LISTEN {CHANNEL}")
             await self._beat(connection)
             await connection.execute(SWEEP)
-            await connection.execute(SWEEP_SHARES)
             # What was said before the first LISTEN nobody has heard.
             self.on_deaf()
             backoff.reset()
@@ -217,9 +216,11 @@ class Membership:
             await connection.execute(BEAT, values)
         self._notice_loss()  # one that was stopped may renew before anybody looks
         # From when it was sent: Postgres cannot have written it earlier.
-        self._renewed_at = sent_at
+        silent_s, self._renewed_at = sent_at - self._renewed_at, sent_at
         self._lost = False
         self._member.set()
+        if self.rules.gap_s < silent_s < float("inf"):
+            self.on_deaf()  # it stood still: others may have left out what it had told
 
     def _notice_loss(self) -> None:
         if not self.valid and not self._lost:

@@ -27,8 +27,6 @@ LEAVE: Final = "DELETE FROM instance WHERE id = %(id)s"
 
 SWEEP: Final = "DELETE FROM instance WHERE heartbeat_at < clock_timestamp() - interval '1 day' AND NOT keeps_spool"
 
-SWEEP_SHARES: Final = "DELETE FROM user_share WHERE changed_at < clock_timestamp() - interval '1 day'"
-
 _ALIVE: Final = "coalesce(holder.heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s), false)"
 
 # No turn runs under a lease that names none, so it is anybody's: who held it finds out with its next question.
@@ -132,40 +130,6 @@ RETURNING lease.session_id, session.user_id, lease.exchange_id, lease.fence, lea
 """)
 
 NOTIFY = text("SELECT pg_notify(:channel, :message)")
-
-# What the dead have held is left out. Without :most it is told, with it only if all together are not more than that.
-HOLD_SHARE = text(f"""
-INSERT INTO user_share AS share (user_id, kind, held, changed_at)
-SELECT :user_id, :kind, jsonb_build_object(CAST(:me AS text), coalesce(jsonb_agg(since ORDER BY since), '[]')),
-    clock_timestamp()
-FROM (SELECT extract(epoch FROM clock_timestamp()) - age AS since FROM unnest(CAST(:ages AS float8[])) AS age) AS mine
-ON CONFLICT (user_id, kind) DO UPDATE SET changed_at = excluded.changed_at, held = excluded.held || (
-    SELECT coalesce(jsonb_object_agg(other.key, other.value), '{{}}')
-    FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key
-    WHERE other.key <> :me AND {_ALIVE})
-WHERE CAST(:most AS integer) IS NULL OR :most >= jsonb_array_length(excluded.held -> CAST(:me AS text)) + (
-    SELECT coalesce(sum(jsonb_array_length(other.value)), 0)
-    FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key
-    WHERE other.key <> :me AND {_ALIVE})
-RETURNING held
-""")  # noqa: S608 - constants
-
-# One token of the user's bucket, and how many there were.
-_TOKENS: Final = """
-least(:burst, share.tokens + :rate * greatest(0, extract(epoch FROM statement_timestamp() - share.changed_at)))
-"""
-TAKE_SHARE = text(f"""
-WITH taken AS (
-    INSERT INTO user_share AS share (user_id, kind, tokens, changed_at)
-    VALUES (:user_id, :kind, CAST(:burst AS float8) - 1, statement_timestamp())
-    ON CONFLICT (user_id, kind) DO UPDATE SET tokens = {_TOKENS} - 1,
-        changed_at = greatest(share.changed_at, statement_timestamp())
-    WHERE {_TOKENS} >= 1
-    RETURNING user_id
-)
-SELECT EXISTS (SELECT FROM taken) AS taken,
-    (SELECT {_TOKENS} FROM user_share AS share WHERE user_id = :user_id AND kind = :kind) AS tokens
-""")  # noqa: S608 - constants
 
 INSTANCES = text("""
 SELECT count(*) FILTER (WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)) AS alive FROM instance

@@ -121,9 +121,13 @@ class Admission:
         """Count one ask of the user, where no other instance counts them too (`enter_overall`). Raises `RateLimited` or
         `TooManyTurns`."""
         limits = self._limits
-        if self.overall is not None or (not limits.asks_per_min and not limits.turns_per_user):
+        if not limits.asks_per_min and not limits.turns_per_user:
             return
         user = self._user(user_id)
+        if self.overall is not None:
+            if limits.asks_per_min:
+                self._expect_token(user)  # who floods costs nothing more
+            return
         if limits.turns_per_user and user.running >= limits.turns_per_user:
             self.hit("per_user_turns")
             raise TooManyTurns(retry_after_s=1.0)
@@ -290,6 +294,10 @@ class Admission:
         return user
 
     def _take_token(self, user: _User) -> None:
+        self._expect_token(user)
+        user.tokens -= 1.0
+
+    def _expect_token(self, user: _User) -> None:
         rate = self._limits.asks_per_min / 60.0
         now = time.monotonic()
         user.tokens = min(float(max(self._limits.burst, 1)), user.tokens + (now - user.refilled_at) * rate)
@@ -297,4 +305,3 @@ class Admission:
         if user.tokens < 1.0:
             self.hit("per_user_asks_per_min")
             raise RateLimited(retry_after_s=(1.0 - user.tokens) / rate)
-        user.tokens -= 1.0

@@ -21,7 +21,7 @@ from agentic_backend.surfaces.agui.writing import RunNames
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
-from backend_kit.wire import CODES
+from backend_kit.wire import CODES, ServiceError
 
 _THREADS: Final = UUID("6a0c7a9e-5f8e-5d0b-9c43-5b7f4b1d2a60")
 """The namespace of this door's sessions."""
@@ -54,10 +54,14 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
         retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
         return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
     told: Start | None = None
-    if run.answer is None:
-        await services.sessions.open(session_id, user_id, agent_id, likely_new=not ask.given)
-    else:
-        told = await _told(services.registry, ask, run.answer.payload)
+    try:
+        if run.answer is None:
+            await services.sessions.open(session_id, user_id, agent_id, likely_new=not ask.given)
+        else:
+            told = await _told(services.registry, ask, run.answer.payload)
+    except ServiceError:
+        services.hub.note_unopened(user_id)
+        raise
 
     def begin() -> Follow:
         start = only_run(told or _begin(services.registry, ask, run))

@@ -16,7 +16,7 @@ from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Rerun, Session, TurnRecord
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.settings import AgenticSettings
-from agentic_backend.spool.pending import Key
+from agentic_backend.spool.pending import Key, Op
 from backend_kit.aio import TaskRegistry
 from backend_kit.db.pool import AnyRow
 from backend_kit.kpi import Kpi
@@ -110,6 +110,20 @@ class Turns:
         return turn
 
 
+class Waits(set[Key]):
+    """The sessions whose turns wait for Postgres; `ends` are the exchanges of those turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[str] = []
+
+    def holds(self, key: Key) -> bool:
+        return key in self
+
+    def turns(self, key: Key) -> list[Op]:
+        return [Op("turn", key, exchange_id, 1, b"") for exchange_id in self.ends if key in self]
+
+
 class Instance:
     """One instance, which renews. `taken` is the seconds of each takeover, `waiting` the sessions whose turns wait for
     Postgres."""
@@ -134,8 +148,8 @@ class Instance:
         self.queries = Recorded(persistence.queries)
         identity = Presence(id=name, url=url, token=f"token of {name}", keeps_spool=keeps_spool)
         self.membership = Membership(settings.storage.postgres, identity, rules=rules, clock=self.clock)
-        self.waiting: set[Key] = set()
-        self.leases = FleetLeases(self.queries, self.membership, persistence.cache, self.waiting.__contains__)
+        self.waiting = Waits()
+        self.leases = FleetLeases(self.queries, self.membership, persistence.cache, self.waiting)
         self.taken: list[float] = []
         self.takeover = Takeover(self.queries, self.membership, self.leases, persistence.log, self.taken.append)
         self.turns = Turns()

@@ -505,6 +505,23 @@ async def test_until_the_turns_of_an_earlier_process_are_known_nobody_gets_a_ses
     assert (await acquiring).fence == 1
 
 
+async def test_a_run_that_goes_on_is_recorded_after_the_end_of_the_one_before(pair: Pair, database: Database) -> None:
+    """Else that end, written later, would take the note away that it runs."""
+    one, _ = pair
+    session = await new_session(one.persistence)
+    lease = await one.begin(session, "x1")
+    one.waiting.add((session.id, USER))
+    one.waiting.ends.append("x1")
+    one.queries.ran.clear()
+    again = asyncio.create_task(one.leases.record(lease, ask_record(session, "x1")))
+    await asyncio.wait([again], timeout=0.1)  # time enough to do it too early
+    assert one.queries.ran == []
+    one.waiting.ends.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        await again
+    assert leases_in(database.dsn) == [("one", 1, "x1")]
+
+
 async def test_while_a_turn_of_a_session_waits_for_postgres_its_question_stands(pair: Pair, database: Database) -> None:
     one, _ = pair
     session, other = await new_session(one.persistence), await new_session(one.persistence)

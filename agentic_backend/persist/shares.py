@@ -7,18 +7,62 @@ While Postgres does not answer, each instance holds the limits by itself.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+from sqlalchemy import text
+
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.fleet.membership import Membership, Message
-from agentic_backend.fleet.statements import CHANNEL, HOLD_SHARE, NOTIFY, TAKE_SHARE
 from agentic_backend.persist.queries import Queries
+
+_OF_OTHERS: Final = """
+FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key
+WHERE other.key <> :me AND holder.heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)
+"""
+# What the dead have held is left out. Without :most it is told, with it only if all together are not more than that.
+HOLD_SHARE = text(f"""
+INSERT INTO user_share AS share (user_id, kind, held, changed_at)
+SELECT :user_id, :kind, jsonb_build_object(CAST(:me AS text), coalesce(jsonb_agg(since ORDER BY since), '[]')),
+    clock_timestamp()
+FROM (SELECT extract(epoch FROM clock_timestamp()) - age AS since FROM unnest(CAST(:ages AS float8[])) AS age) AS mine
+ON CONFLICT (user_id, kind) DO UPDATE SET changed_at = excluded.changed_at,
+    held = excluded.held || (SELECT coalesce(jsonb_object_agg(other.key, other.value), '{{}}') {_OF_OTHERS})
+WHERE CAST(:most AS integer) IS NULL OR :most >= jsonb_array_length(excluded.held -> CAST(:me AS text))
+    + (SELECT coalesce(sum(jsonb_array_length(other.value)), 0) {_OF_OTHERS})
+RETURNING held
+""")  # noqa: S608 - constants
+# What an earlier process of this instance had told.
+FORGET_SHARES = text("""
+UPDATE user_share SET held = held - CAST(:me AS text) WHERE jsonb_exists(held, CAST(:me AS text)) RETURNING user_id
+""")
+SWEEP_SHARES = text("DELETE FROM user_share WHERE changed_at < clock_timestamp() - interval '1 day' RETURNING user_id")
+
+# A clock that was set back, or the one of another server, would keep a bucket empty until it has caught up.
+_STEPPED: Final = "share.changed_at > statement_timestamp() + interval '5 s'"
+_TOKENS: Final = f"""CASE WHEN {_STEPPED} THEN :burst ELSE least(:burst, share.tokens
+    + :rate * greatest(0, extract(epoch FROM statement_timestamp() - share.changed_at))) END"""
+# One token of the user's bucket, and how many there were as the statement began.
+TAKE_SHARE = text(f"""
+WITH taken AS (
+    INSERT INTO user_share AS share (user_id, kind, tokens, changed_at)
+    VALUES (:user_id, :kind, CAST(:burst AS float8) - 1, statement_timestamp())
+    ON CONFLICT (user_id, kind) DO UPDATE SET tokens = {_TOKENS} - 1, changed_at = CASE WHEN {_STEPPED}
+        THEN statement_timestamp() ELSE greatest(share.changed_at, statement_timestamp()) END
+    WHERE {_TOKENS} >= 1
+    RETURNING user_id
+)
+SELECT EXISTS (SELECT FROM taken) AS taken,
+    (SELECT {_TOKENS} FROM user_share AS share WHERE user_id = :user_id AND kind = :kind) AS tokens
+""")  # noqa: S608 - constants
 
 _UNTOLD: Final = 0.2
 """The part of a limit that all instances together let go without telling one another."""
 _AGAIN_S: Final = 1.0
+_SWEEP_S: Final = 3600.0
+_AT_ONCE: Final = 8
+"""Users who are told of at the same time, a connection each."""
 _USERS_KEPT: Final = 10_000
 
 KeepNewest = Callable[[str, int, float], None]
@@ -40,7 +84,7 @@ class SharedRate:
     """Implements `RateOverall`: a bucket for each user in Postgres, and at each instance a small one beside it. 0 a
     minute: no limit."""
 
-    def __init__(self, shares: "FleetLimits", kind: str, per_min: int, burst: int) -> None:
+    def __init__(self, shares: "SharedLimits", kind: str, per_min: int, burst: int) -> None:
         self._shares = shares
         self._kind = kind
         self._rate = per_min / 60.0
@@ -56,7 +100,9 @@ class SharedRate:
             ((taken, tokens),) = await self._shares.queries.fetch("take_share", TAKE_SHARE, values)
         except HistoryUnavailable:
             return 0.0
-        return 0.0 if taken else max(0.0, 1.0 - (tokens or 0.0)) / self._rate
+        # Of several at once one has taken the last token that all of them have seen.
+        missing = 1.0 - min(1.0, tokens or 0.0)
+        return 0.0 if taken else (missing or 1.0) / self._rate
 
     def _take_untold(self, user_id: str) -> bool:
         part = _UNTOLD / self._shares.instances
@@ -80,12 +126,16 @@ class SharedCount:
     stay of what was open there, and when that was told, on the monotonic clock: more may be open or closed by then.
     """
 
-    def __init__(self, shares: "FleetLimits", kind: str, most: int, held: Held, keep_newest: KeepNewest | None) -> None:
+    def __init__(
+        self, shares: "SharedLimits", kind: str, most: int, held: Held, keep_newest: KeepNewest | None
+    ) -> None:
         self._shares = shares
         self._kind = kind
         self._most = most
         self._held = held
         self._keep_newest = keep_newest
+        self.some = asyncio.Event()
+        """Set where something is due."""
         self._told: set[str] = set()
         # With whether the others are told if a user holds too many.
         self._due: dict[str, bool] = {}
@@ -108,12 +158,12 @@ class SharedCount:
         """See `CountOverall`."""
         if self._most and not self._is_untold(user_id, len(self._held.ages_of(user_id))):
             self._due[user_id] = True
-            self._shares.some.set()
+            self.some.set()
 
     def note_full(self, user_id: str) -> None:
         """Another instance has found that the user holds too many, and has told all that have to know."""
         self._due.setdefault(user_id, False)
-        self._shares.some.set()
+        self.some.set()
 
     def note_all(self) -> None:
         """There are other instances than before, or what they knew of this one is gone."""
@@ -121,18 +171,25 @@ class SharedCount:
             self.note(user_id)
 
     async def write(self) -> None:
-        """Tell what is due. Raises `HistoryUnavailable` with the rest of it still due."""
+        """Tell what is due, of a few users at once. Raises `HistoryUnavailable` with the rest of it still due."""
         while self._due:
-            user_id, tell_others = next(iter(self._due.items()))
-            del self._due[user_id]
-            try:
-                async with self._locks.setdefault(user_id, asyncio.Lock()):
-                    told_at = time.monotonic()
-                    told = await self._tell(user_id, self._held.ages_of(user_id))
-                await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
-            except HistoryUnavailable:
-                self._due[user_id] = True
-                raise
+            some = list(self._due.items())[:_AT_ONCE]
+            for user_id, _ in some:
+                del self._due[user_id]
+            told = await asyncio.gather(*(self._write_one(*one) for one in some))
+            if not all(told):
+                raise HistoryUnavailable
+
+    async def _write_one(self, user_id: str, tell_others: bool) -> bool:
+        try:
+            async with self._locks.setdefault(user_id, asyncio.Lock()):
+                told_at = time.monotonic()
+                told = await self._tell(user_id, self._held.ages_of(user_id))
+            await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
+        except HistoryUnavailable:
+            self._due[user_id] = True
+            return False
+        return True
 
     def _is_untold(self, user_id: str, count: int) -> bool:
         return user_id not in self._told and count <= int(self._most * _UNTOLD / self._shares.instances)
@@ -159,17 +216,21 @@ class SharedCount:
             await self._shares.say_full(instance, user_id)
 
 
-class FleetLimits:
+class SharedLimits:
     """The limits of users over all instances. `instances` is how many there are, at least two: another may come at any
-    moment. `some` is set where something is due."""
+    moment."""
 
-    def __init__(self, queries: Queries, membership: Membership) -> None:
+    def __init__(
+        self, queries: Queries, me: str, dead_s: float, say_full: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        """`say_full` has an instance see for itself which sockets of a user it must close. Raises
+        `HistoryUnavailable`."""
         self.queries = queries
-        self.me = membership.identity.id
-        self.judge = {"me": self.me, "dead_s": membership.rules.dead_s}
+        self.me = me
+        self.judge = {"me": me, "dead_s": dead_s}
+        self.say_full = say_full
         self.instances = 2
         self._counts: dict[str, SharedCount] = {}
-        self.some = asyncio.Event()
 
     def count(self, kind: str, most: int, held: Held, keep_newest: KeepNewest | None = None) -> SharedCount:
         """Limit how many of something users hold; 0: no limit."""
@@ -192,18 +253,36 @@ class FleetLimits:
         """Another instance has found that a user holds too many sockets."""
         self._counts["sockets"].note_full(user_id)
 
-    async def say_full(self, instance: str, user_id: str) -> None:
-        """Have an instance see for itself which sockets of the user it must close."""
-        message = Message("full", "", user_id, to=instance, sender=self.me)
-        await self.queries.fetch("notify", NOTIFY, {"channel": CHANNEL, "message": message.encode()})
-
     async def write(self) -> None:
         """Tell what is due, until cancelled. Spawn it with `restart=True`."""
+        await self._forget()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep())
+            for count in self._counts.values():
+                group.create_task(self._write(count))
+
+    async def _forget(self) -> None:
         while True:
-            await self.some.wait()
-            self.some.clear()
             try:
-                for count in self._counts.values():
-                    await count.write()
+                await self.queries.fetch("forget_shares", FORGET_SHARES, {"me": self.me})
             except HistoryUnavailable:
-                asyncio.get_running_loop().call_later(_AGAIN_S, self.some.set)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                break
+        self.note_all()
+
+    async def _write(self, count: SharedCount) -> None:
+        while True:
+            await count.some.wait()
+            count.some.clear()
+            try:
+                await count.write()
+            except HistoryUnavailable:
+                await asyncio.sleep(_AGAIN_S)
+                count.some.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            with suppress(HistoryUnavailable):
+                await self.queries.fetch("sweep_shares", SWEEP_SHARES, {})
+            await asyncio.sleep(_SWEEP_S)
