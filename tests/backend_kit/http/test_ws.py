@@ -94,7 +94,9 @@ def test_a_healthy_peer_stays_through_many_pings(socket_app: SocketApp) -> None:
             assert opcode == 9
             sock.sendall(frame(10, payload))
         sock.sendall(frame(1, b"still here"))
-        assert read_frame(sock) == (1, b"still here")
+        while (said := read_frame(sock))[0] == 9:  # the next ping may come before it
+            sock.sendall(frame(10, said[1]))
+        assert said == (1, b"still here")
 
 
 def test_sockets_that_are_opened_together_are_not_pinged_together(socket_app: SocketApp) -> None:
