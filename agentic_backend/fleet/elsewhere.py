@@ -162,7 +162,8 @@ class FleetTurns:
             await self._queries.fetch("void_lease", VOID_LEASE, {"session_id": session_id, "me": self._me})
             await self._send(Message("changed", session_id, user_id))
         except HistoryUnavailable:
-            # Without Postgres there was no change either; what was missed is read again after an absence.
+            # Without a spool there was no change either. One that is in a spool comes to Postgres untold: who
+            # remembers the session sees it once its lease moves, or after an absence of its own.
             logger.warning("a change of a session could not be told to other instances")
 
     async def say_full(self, instance: str, user_id: str) -> None:

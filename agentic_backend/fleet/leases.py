@@ -1,7 +1,6 @@
 """Leases of sessions, where several instances share a database: one of them runs turns of a session at a time."""
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -239,9 +238,11 @@ class FleetLeases:
             values = {"session_id": session_id, "fence": fence, "exchange_id": exchange_id}
             # While an acknowledged turn is in the spool alone, the lease must not look free.
             if not self._pending.holds(key):
-                with contextlib.suppress(HistoryUnavailable):
+                try:
                     await self._queries.fetch("withdraw_ask", WITHDRAW_ASK, values)
-                    self._withdrawn.pop((session_id, exchange_id), None)
+                except HistoryUnavailable:
+                    break  # each might wait as long, and the questions behind them with it
+                self._withdrawn.pop((session_id, exchange_id), None)
         if self._withdrawn:
             asyncio.get_running_loop().call_later(_WITHDRAW_AGAIN_S, self._some.set)
 

@@ -37,7 +37,12 @@ RETURNING held
 FORGET_SHARES = text("""
 UPDATE user_share SET held = held - CAST(:me AS text) WHERE jsonb_exists(held, CAST(:me AS text)) RETURNING user_id
 """)
-SWEEP_SHARES = text("DELETE FROM user_share WHERE changed_at < clock_timestamp() - interval '1 day' RETURNING user_id")
+SWEEP_SHARES = text("""
+DELETE FROM user_share AS share WHERE changed_at < clock_timestamp() - interval '1 day' AND NOT EXISTS (
+    SELECT FROM jsonb_each(share.held) AS held JOIN instance ON instance.id = held.key
+    WHERE jsonb_array_length(held.value) > 0)
+RETURNING user_id
+""")
 
 # A clock that was set back, or the one of another server, would keep a bucket empty until it has caught up.
 _STEPPED: Final = "share.changed_at > statement_timestamp() + interval '5 s'"

@@ -147,20 +147,29 @@ class Admission:
     async def enter_overall(self, user_id: str) -> None:
         """Count one more turn of the user in progress, with those at other instances: not before it is known to run
         here, since one that runs elsewhere is followed at any limit. Raises `TooManyTurns`, and as `check_overall`."""
-        await self.check_overall(user_id)
-        overall = self.overall
-        entered = overall is None or overall.turns is None
+        await self._enter_overall(user_id)
+        within_rate = False
         try:
-            if overall is not None and overall.turns is not None:
-                entered = await overall.turns.has_room(user_id, lambda: [0.0] * (self._user(user_id).running + 1))
+            await self.check_overall(user_id)
+            within_rate = True
+        finally:
+            if not within_rate:
+                self.leave_user(user_id)
+
+    async def _enter_overall(self, user_id: str) -> None:
+        turns = None if self.overall is None else self.overall.turns
+        entered = turns is None
+        try:
+            if turns is not None:
+                entered = await turns.has_room(user_id, lambda: [0.0] * (self._user(user_id).running + 1))
                 if not entered:
                     self.hit("per_user_turns")
                     raise TooManyTurns(retry_after_s=1.0)
         finally:
             if entered:
                 self._user(user_id).running += 1
-            elif overall is not None and overall.turns is not None:
-                overall.turns.note(user_id)  # it may have been told, and is cancelled
+            elif turns is not None:
+                turns.note(user_id)  # it may have been told, and is cancelled
 
     def enter_user(self, user_id: str) -> None:
         """Count one more turn of the user in progress, whatever their limit is."""

@@ -9,7 +9,7 @@ import pytest
 from agentic_backend.errors import RateLimited, TooManyTurns
 from agentic_backend.fleet.membership import Message
 from agentic_backend.fleet.statements import CHANNEL, NOTIFY
-from agentic_backend.persist.shares import SharedLimits, SharedRate
+from agentic_backend.persist.shares import SWEEP_SHARES, SharedLimits, SharedRate
 from agentic_backend.session.admission import Admission, Overall, TurnLimits
 from tests.agentic_backend.fleet.instances import Instance, died
 from tests.agentic_backend.records import rows, until
@@ -264,3 +264,27 @@ async def test_a_bucket_whose_clock_was_set_back_is_full(pair: Pair, database: D
     assert [await one.ask(), await one.ask(), await one.ask(), await other.ask()] == [True, True, True, False]
     rows(database.dsn, "UPDATE user_share SET changed_at = changed_at + interval '1 hour' RETURNING 1")
     assert [await other.ask(), await other.ask()] == [True, True]
+
+
+async def test_a_refused_ask_spends_nothing_of_the_other_limit(pair: Pair, database: Database) -> None:
+    one, other = await pair(turns=1, asks_per_min=6, burst=2)
+    assert [await one.ask(), await other.ask(), await other.ask()] == [True, False, False]
+    one.admission.leave_user("ann")
+    await until(lambda: not any(held(database).values()))
+    # Of two asks there is one left, and who is refused it runs nothing.
+    assert [await other.ask(), await one.ask()] == [True, False]
+    other.admission.leave_user("ann")
+    await until(lambda: not any(held(database).values()))
+    assert not await one.ask()
+    assert one.admission.ages_of("ann") == []
+
+
+async def test_what_somebody_holds_for_long_is_not_swept(pair: Pair, database: Database) -> None:
+    one, _ = await pair(turns=2)
+    assert await one.ask()
+    gone = "INSERT INTO user_share (user_id, kind, held, changed_at) VALUES ('bob', 'turns', '{}', now()) RETURNING 1"
+    rows(database.dsn, gone)
+    rows(database.dsn, "UPDATE user_share SET changed_at = changed_at - interval '2 days' RETURNING 1")
+    again = Member(one.instance, turns=2)
+    await again.limits.queries.fetch("sweep_shares", SWEEP_SHARES, {})
+    assert rows(database.dsn, "SELECT user_id FROM user_share") == [("ann",)]
