@@ -31,6 +31,7 @@ from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from tests.support.processes import TRACEBACK, ModuleProcess
+from tests.support.rest import rest_client
 from turnwise.postgres import USER, EmbeddedPostgres
 
 P = ParamSpec("P")
@@ -424,7 +425,7 @@ async def stage(
     try:
         if not running.running:
             await running.start()
-        async with aiohttp.ClientSession() as http:
+        async with rest_client() as http:
             ids = [await create_session(http, running.address) for _ in range(sessions)]
             async with crowd(running.address, ledger, habits, draw, ids, on_frame) as clients:
                 yield Stage(running, clients, ledger, http)

@@ -23,6 +23,7 @@ from tests.chaos.travellers import Findings, travellers
 from tests.chaos.until import until_it
 from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
+from tests.support.rest import rest_client
 from tests.support.tool_server import ToolServer, counts, started
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ async def deaths(deployment: Deployment, size: Size) -> list[Row]:
     kills, clients = size.pick(2, 10), 60
     draw = deployment.draw(ID)
     ledger = Ledger()
-    async with _fleet(deployment, 3, model=_STREAMED) as services, aiohttp.ClientSession() as http:
+    async with _fleet(deployment, 3, model=_STREAMED) as services, rest_client() as http:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         addresses = [service.address for service in services]
         async with travellers(addresses, ledger, draw, sessions, pause_s=1.0) as crowd:
@@ -296,7 +297,7 @@ async def _fleet(
 async def _pair(
     deployment: Deployment, hosts: Sequence[dict[str, str]], direct: Sequence[bool], **sections: Any
 ) -> AsyncIterator[_Scene]:
-    async with _fleet(deployment, 2, hosts, direct, **sections) as services, aiohttp.ClientSession() as http:
+    async with _fleet(deployment, 2, hosts, direct, **sections) as services, rest_client() as http:
         yield _Scene(services, http)
 
 

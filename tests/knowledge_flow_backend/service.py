@@ -13,6 +13,7 @@ from knowledge_flow_backend.app import KnowledgeFlowService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
+from tests.support.rest import rest_client
 from tests.support.silent_server import silent_server
 
 BASE = "/knowledge-flow/v1"
@@ -80,7 +81,7 @@ async def run_knowledge_flow(
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[sock]))
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+            async with rest_client(f"http://127.0.0.1:{port}") as http:
                 await _wait(http, serving, "/ready" if ready else "/healthz")
                 yield RunningKnowledgeFlow(service, port, http)
         finally:

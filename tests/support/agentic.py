@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import yaml
 
@@ -18,6 +17,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule, ModuleProcess
+from tests.support.rest import rest_client
 from tests.support.service import BASE, ServiceClient, configuration, free_spool, merge
 
 _UNTIDY = re.compile(
@@ -101,7 +101,7 @@ async def run_process(
     headers = {"Authorization": f"Bearer {token}"}
     with ForkedModule("agentic_backend", env=variables, traceback_allowed=traceback_allowed) as process:
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http:
+            async with rest_client(f"http://127.0.0.1:{port}", headers=headers) as http:
                 service = ServiceProcess(
                     port=port,
                     http=http,

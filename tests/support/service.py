@@ -24,6 +24,7 @@ from backend_kit.http import ServeSettings, listen
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
+from tests.support.rest import rest_client
 from tests.support.schema import validate_compatible, validate_native
 from tests.support.silent_server import silent_server
 
@@ -187,9 +188,7 @@ async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> 
         serving = group.create_task(server.serve(sockets=[sock]))
         headers = {"Authorization": "Bearer local"}
         try:
-            # Below the five seconds after which the server closes an idle connection: else one may meet that close.
-            connector = aiohttp.TCPConnector(keepalive_timeout=2.0)
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers, connector=connector) as http:
+            async with rest_client(f"http://127.0.0.1:{port}", headers=headers) as http:
                 await _wait_ready(http, serving)
                 yield RunningService(service=service, port=port, http=http)
         finally:

@@ -16,6 +16,7 @@ from tests.support.people import SECRET, headers_of
 from tests.support.ports import free_port
 from tests.support.postgres import Database, new_database
 from tests.support.processes import ForkedModule, ModuleProcess
+from tests.support.rest import rest_client
 from tests.support.service import BASE, configuration, merge
 from turnwise.postgres import EmbeddedPostgres
 
@@ -36,7 +37,7 @@ class Standing:
 
     def client(self, user: str) -> aiohttp.ClientSession:
         """REST in the name of a user; paths begin with a slash behind the port."""
-        return aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", headers=headers_of(user))
+        return rest_client(f"http://127.0.0.1:{self.port}", headers=headers_of(user))
 
     def rss_mb(self) -> float:
         """Resident memory, MiB."""

@@ -40,6 +40,7 @@ from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import INDEX
 from tests.support import postgres
 from tests.support.patience import PATIENCE_S
+from tests.support.rest import rest_client
 
 BASE = "/knowledge-flow/v1"
 DIMENSION = 64
@@ -200,7 +201,7 @@ async def running(
         # Routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
         app = await asyncio.to_thread(_application, ingest, library)
         port = await stack.enter_async_context(_served(app))
-        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        http = await stack.enter_async_context(rest_client(f"http://127.0.0.1:{port}"))
         yield Ingestion(
             port=port,
             http=http,
