@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import free_port
+from tests.support.ports import free_block, free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule, ModuleProcess
 
@@ -31,7 +30,7 @@ def configure(tmp_path: Path, database: Database, mock_llm: MockModel) -> Config
     """A configuration file for so many workers: the environment that names it, the port, the first metrics port."""
 
     def made(workers: int) -> tuple[dict[str, str], int, int]:
-        port, metrics = free_port(), _free_ports(workers)
+        port, metrics = free_port(), free_block(workers)
         file = tmp_path / "configuration.yaml"
         model = {"provider": "openai", "name": "mock", "settings": {"base_url": mock_llm.base_url}}
         settings = {
@@ -45,23 +44,6 @@ def configure(tmp_path: Path, database: Database, mock_llm: MockModel) -> Config
         return {"CONFIG_FILE": str(file)}, port, metrics
 
     return made
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that were free a moment ago."""
-    while True:
-        first = free_port()
-        if all(_is_free(first + more) for more in range(1, count)):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            return False
-    return True
 
 
 def _listeners(port: int) -> int:
