@@ -201,6 +201,7 @@ class SharedCount:
 
     async def _tell(self, user_id: str, ages: list[float], most: int | None = None) -> Told | None:
         """Write what the user holds here; what all say then. None if that would be more than `most`."""
+        await self._shares.forget_earlier()
         values = {**self._shares.judge, "user_id": user_id, "kind": self._kind, "ages": ages, "most": most}
         was_told = user_id in self._told
         self._told.add(user_id)  # it may have been written, whatever becomes of it
@@ -236,6 +237,8 @@ class SharedLimits:
         self.say_full = say_full
         self.instances = 2
         self._counts: dict[str, SharedCount] = {}
+        self._forgetting = asyncio.Lock()
+        self._forgotten = False
 
     def count(self, kind: str, most: int, held: Held, keep_newest: KeepNewest | None = None) -> SharedCount:
         """Limit how many of something users hold; 0: no limit."""
@@ -260,21 +263,24 @@ class SharedLimits:
 
     async def write(self) -> None:
         """Tell what is due, until cancelled. Spawn it with `restart=True`."""
-        await self._forget()
+        while not self._forgotten:
+            try:
+                await self.forget_earlier()
+            except HistoryUnavailable:
+                await asyncio.sleep(_AGAIN_S)
+        self.note_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())
             for count in self._counts.values():
                 group.create_task(self._write(count))
 
-    async def _forget(self) -> None:
-        while True:
-            try:
+    async def forget_earlier(self) -> None:
+        """Have nothing count that an earlier process of this instance had told: once, before this one tells anything,
+        which would be forgotten with it. Raises `HistoryUnavailable`."""
+        async with self._forgetting:
+            if not self._forgotten:
                 await self.queries.fetch("forget_shares", FORGET_SHARES, {"me": self.me})
-            except HistoryUnavailable:
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                break
-        self.note_all()
+                self._forgotten = True
 
     async def _write(self, count: SharedCount) -> None:
         while True:
