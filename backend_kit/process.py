@@ -2,9 +2,11 @@
 
 import argparse
 import gc
+import io
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,7 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
 
     Raises SystemExit: 2 for unusable settings, 0 after a successful `check`.
     """
+    _keep_nothing_unwritten()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {speaker}%(message)s")
     settings = load_or_exit(model)
     if check:
@@ -38,6 +41,15 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
     logging.getLogger().setLevel(settings.app.log_level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # we log the schema's revision ourselves
     return settings
+
+
+def _keep_nothing_unwritten() -> None:
+    """Have stderr drop what a full disk does not take: the interpreter would try once more at its end, and exit with
+    120 whatever the service exits with."""
+    stderr = sys.stderr
+    if stderr is sys.__stderr__ and stderr is not None:
+        raw = io.FileIO(stderr.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(raw, stderr.encoding, stderr.errors, line_buffering=True, write_through=True)
 
 
 @contextmanager

@@ -424,7 +424,8 @@ def test_the_service_starts_where_no_file_can_be_written_at_all(tmp_path: Path) 
     limited = 'ulimit -f 0; exec "$0" -m agentic_backend >/dev/full 2>&1'
     command = with_parent_death_signal(["/bin/sh", "-c", limited, sys.executable], signal.SIGKILL)
     home = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "CONFIG_FILE": str(file), "ENV_FILE": ""}
-    with subprocess.Popen(command, env=os.environ | home, cwd=ROOT) as process:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, env=environment | home, cwd=ROOT) as process:
         try:
             body = told(f"http://127.0.0.1:{port}/agentic/v1/ready", process)
         finally:
