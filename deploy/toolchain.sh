@@ -83,8 +83,9 @@ writable() {
 
 # One Python, ours; never a download, never another environment.
 settle() {
-    # Without bytecode, which some shells forbid, each start of a service compiles all of ours again.
-    unset PYTHONDONTWRITEBYTECODE
+    # Without bytecode, which some shells forbid, each start of a service compiles all of ours again. What works only
+    # without buffers would be seen by nobody who has set the other one.
+    unset PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
     [ -z "${PYTHONPATH:-}" ] || say "PYTHONPATH is not passed on: agents are imported from ai.agents_path (./agents)"
     unset PYTHONHOME PYTHONPATH VIRTUAL_ENV CONDA_PREFIX UV_MANAGED_PYTHON UV_SYSTEM_PYTHON
     find_python

@@ -175,7 +175,7 @@ class ForkServer:
                 self._process = subprocess.Popen(
                     with_parent_death_signal(command, signal.SIGKILL),
                     cwd=ROOT,
-                    env={**os.environ, **_READ_BY_LIBRARIES},
+                    env={**os.environ, **_READ_BY_LIBRARIES, "PYTHONUNBUFFERED": "1"},  # as `ModuleProcess` gives it
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )
