@@ -18,6 +18,7 @@ from tests.support.fleet import (
     frozen,
     heard_final,
     held,
+    in_contact,
     listening,
     open_asks,
     proxied,
@@ -207,7 +208,7 @@ async def test_an_instance_without_postgres_lets_its_turns_go_and_its_clients_he
                 assert (told["type"], text_of(told)) == ("final", "Fresh answer")
                 assert await taken_over(asker, last) == told
             assert stored(database, session_id) == pair("e1")
-            # In contact again, it serves as before.
+            await in_contact(one)  # and then it serves as before
             end = await heard_final(one, ask_frame(session_id, "e2", if_busy="queue"))
             assert [message["rank"] for message in end["messages"]] == [2, 3]
             assert await other.history(session_id) == await one.history(session_id)
@@ -231,4 +232,5 @@ async def test_an_outage_of_postgres_makes_nobody_a_dead_instance(start_process,
             assert (ends[0], text_of(ends[0])) == (ends[1], "Fresh answer")
             assert held(database, session_id)[0] == holder
             assert stored(database, session_id) == pair("e1")
+            await in_contact(other)
             assert (await heard_final(other, ask_frame(session_id, "e2")))["messages"][0]["rank"] == 2

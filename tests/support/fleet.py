@@ -14,8 +14,9 @@ from websockets.asyncio.client import ClientConnection
 from tests.chaos.control import ProxyProcess
 from tests.support.agentic import ServiceProcess, StartProcess
 from tests.support.following import FRAGMENTS, TERMINAL, seq_of
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
-from tests.support.service import ServiceClient, hear, say
+from tests.support.service import BASE, ServiceClient, hear, say
 
 MANY: dict[str, Any] = {"persistence": {"ack": "db", "replicas": "many"}}
 ENDS = TERMINAL | {"awaiting_human"}
@@ -87,6 +88,16 @@ async def heard_final(service: ServiceClient, frame: dict[str, Any]) -> dict[str
     end = await heard_end(service, frame)
     assert end["type"] == "final", end
     return end
+
+
+async def in_contact(service: ServiceClient) -> None:
+    """Return once the instance takes asks again: after an absence it has to renew first, which clients are told."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with service.http.get(f"{BASE}/ready") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.05)
 
 
 async def read(socket: ClientConnection) -> None:
