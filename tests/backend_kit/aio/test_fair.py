@@ -1,0 +1,182 @@
+"""The gate that users share: turns by user, reserve, bounds of waiting, budget, and nothing lost on the way."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backend_kit.aio import Crowded, FairGate, GateRules
+from tests.support.clock import Clock
+
+
+class Crowd:
+    """People at a gate, who note when they get in and leave when they are told."""
+
+    def __init__(self, gate: FairGate) -> None:
+        self._gate = gate
+        self.entered: list[str] = []
+        self._leave: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def come(self, *names: str) -> None:
+        """Each is a user and a number, "a1"."""
+        for name in names:
+            self._leave[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._stay(name))
+        await ticks()
+
+    async def go(self, *names: str) -> None:
+        for name in names:
+            self._leave[name].set()
+        await ticks()
+
+    async def all_go(self) -> list[str]:
+        """Everybody leaves as soon as they are in; who got in, in order."""
+        for event in self._leave.values():
+            event.set()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        return self.entered
+
+    async def _stay(self, name: str) -> None:
+        async with self._gate.place(name[0]):
+            self.entered.append(name)
+            await self._leave[name].wait()
+
+
+async def ticks(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def crowd(clock: Callable[[], float] | None = None, **rules: float) -> tuple[Crowd, FairGate]:
+    made = GateRules(**rules)  # type: ignore[arg-type] # whole numbers, as the tests name them
+    gate = FairGate(made, clock=clock) if clock else FairGate(made)
+    return Crowd(gate), gate
+
+
+async def test_places_go_to_users_in_turn_and_within_one_by_age() -> None:
+    people, _ = crowd(places=1)
+    await people.come("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+
+    assert await people.all_go() == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+async def test_who_comes_later_waits_for_one_of_the_flood_and_no_more() -> None:
+    people, _ = crowd(places=1)
+    await people.come(*(f"a{number}" for number in range(50)))
+    await people.come("b1")
+    await people.go("a0", "a1")
+
+    assert people.entered == ["a0", "a1", "b1"]
+    await people.all_go()
+
+
+async def test_one_user_holds_no_more_than_a_users_places() -> None:
+    people, gate = crowd(places=4, per_user=2)
+    await people.come("a1", "a2", "a3", "b1")
+
+    assert people.entered == ["a1", "a2", "b1"]
+    assert gate.held_by("a") == 2
+    await people.go("b1")
+    assert people.entered == ["a1", "a2", "b1"]
+    await people.go("a1")
+    assert people.entered[-1] == "a3"
+    await people.all_go()
+
+
+async def test_the_reserve_is_for_those_who_hold_nothing() -> None:
+    people, _ = crowd(places=2, reserve=1)
+    await people.come("a1", "a2", "a3")
+    assert people.entered == ["a1"]
+
+    await people.come("b1")
+    assert people.entered == ["a1", "b1"]
+    await people.go("a1")
+    assert people.entered == ["a1", "b1", "a2"]
+    await people.all_go()
+
+
+async def test_of_one_user_only_so_many_wait() -> None:
+    people, gate = crowd(places=1, waiting_per_user=2)
+    await people.come("a1", "a2", "a3", "a4", "b1")
+
+    refused = people.tasks["a4"].exception()
+    assert isinstance(refused, Crowded)
+    assert refused.bound == "per_user"
+    assert gate.waiting == 3
+    assert await people.all_go() == ["a1", "a2", "b1", "a3"]
+
+
+async def test_where_too_many_wait_the_newest_of_the_longest_queue_goes() -> None:
+    people, gate = crowd(places=1, waiting=3)
+    await people.come("a1", "a2", "a3", "a4", "b1")
+
+    refused = people.tasks["a4"].exception()
+    assert isinstance(refused, Crowded)
+    assert refused.bound == "overall"
+    await people.come("a5")
+    assert isinstance(people.tasks["a5"].exception(), Crowded)
+    assert gate.waiting == 3
+    assert await people.all_go() == ["a1", "a2", "b1", "a3"]
+    assert (gate.running, gate.waiting) == (0, 0)
+
+
+async def test_who_used_more_than_their_budget_goes_behind_until_it_is_forgotten() -> None:
+    clock = Clock()
+    people, gate = crowd(clock, places=1, budget_s=10.0, half_life_s=60.0)
+    await gate.enter("a")
+    gate.leave("a", used_s=15.0)
+    await people.come("c1", "a1", "b1", "b2")
+    await people.go("c1", "b1", "b2")
+    assert people.entered == ["c1", "b1", "b2", "a1"]
+    await people.all_go()
+
+    clock.now += 60.0
+    people = Crowd(gate)
+    await people.come("c1", "a1", "b1")
+    assert await people.all_go() == ["c1", "a1", "b1"]
+
+
+async def test_a_block_says_what_it_used() -> None:
+    people, gate = crowd(Clock(), places=1, budget_s=1.0)
+    async with gate.place("a") as place:
+        place.used_s = 2.0
+    await people.come("c1", "a1", "b1")
+
+    assert await people.all_go() == ["c1", "b1", "a1"]
+
+
+@pytest.mark.parametrize("at_the_same_tick", [False, True])
+async def test_a_cancelled_wait_loses_no_place(at_the_same_tick: bool) -> None:
+    people, gate = crowd(places=1)
+    await people.come("a1", "b1", "c1")
+    if at_the_same_tick:
+        people.tasks["a1"].cancel()
+        await asyncio.sleep(0)  # the place is handed to b1, who does not run before this ends
+    people.tasks["b1"].cancel()
+    await ticks()
+
+    assert people.tasks["b1"].cancelled()
+    await people.all_go()
+    assert people.entered == (["a1", "c1"])
+    assert (gate.running, gate.waiting, gate.held_by("b")) == (0, 0, 0)
+
+
+async def test_whatever_people_do_places_are_kept_and_given_back() -> None:
+    """Comings, goings and cancellations by a fixed pattern: never too many inside, and nobody is left over."""
+    gate = FairGate(GateRules(places=3, per_user=2, reserve=1, waiting=8, waiting_per_user=4))
+    people = Crowd(gate)
+    for step in range(400):
+        name = f"{'abcd'[step * 7 % 4]}{step}"
+        await people.come(name)
+        assert gate.running <= 3
+        assert all(gate.held_by(user) <= 2 for user in "abcd")
+        assert gate.waiting <= 8
+        if step % 3:
+            await people.go(people.entered[step // 3 % len(people.entered)])
+        if step % 5 == 0:
+            list(people.tasks.values())[-1 - step % 4 if step > 3 else -1].cancel()
+    await people.all_go()
+
+    assert (gate.running, gate.waiting) == (0, 0)
+    assert len(people.entered) > 100
