@@ -30,7 +30,7 @@ from agentic_backend.rest.keys import KeyServices
 from agentic_backend.rest.kpi_routes import KpiViews
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
-from agentic_backend.rest.scopes import SCOPES
+from agentic_backend.rest.scopes import ROUTE_COSTS, SCOPES
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import SessionMemory
@@ -74,8 +74,8 @@ from agentic_backend.wiring import (
     until_known,
 )
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import KeyWaits, RouteScopes, TokenVerifier
-from backend_kit.http import ServeSettings, serve
+from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.http import Cost, ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
 
@@ -175,7 +175,8 @@ class AgenticService(Service[AgenticSettings, State]):
             max_body_bytes=_MAX_BODY_BYTES,
             file_paths=(settings.app.base_url + UPLOAD_PATH,),
             own_errors=("/v1/",),
-            scopes=RouteScopes(SCOPES, settings.app.base_url),
+            scopes=SCOPES,
+            costs=ROUTE_COSTS,
             chat_page=sign_in_at(settings) is not None,
         )
 
@@ -334,6 +335,7 @@ class AgenticService(Service[AgenticSettings, State]):
             elsewhere=None if fleet is None else fleet.turns,
             titles=self._make_titles(make_title_writer(settings, groups, kpi), persistence, tasks),
             memory=SessionMemory(clock=parts.clock),
+            replays=lambda user_id: self.admission.place(user_id, Cost.RESUME),
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
 
@@ -377,7 +379,7 @@ class AgenticService(Service[AgenticSettings, State]):
 
     def _make_hub(self, metrics: AgenticMetrics, turns: Registries, fleet: Fleet | None) -> SocketHub:
         hub = SocketHub(
-            verifier=self._verifier,
+            admission=self.admission,
             rules=socket_rules(self._settings),
             metrics=metrics,
             delivered=_to_both(metrics.delivery.observe, turns.windows.delivered),

@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -26,6 +26,7 @@ from backend_kit.auth import (
     IssuerKeys,
     IssuerVerifier,
     KeyWaits,
+    Needs,
     NoAuth,
     RouteScopes,
     Verifier,
@@ -35,10 +36,14 @@ from backend_kit.db.pool import PoolMetrics
 from backend_kit.http import (
     BodyLimit,
     Cors,
+    Cost,
     HttpMetrics,
     RequestId,
+    RequestLimits,
     RequestMetrics,
+    RouteAdmission,
     add_api_docs,
+    admit_routes,
     bearer,
     health_router,
     install_error_handlers,
@@ -46,7 +51,7 @@ from backend_kit.http import (
 )
 from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime
 from backend_kit.process import git_sha
-from backend_kit.settings import Postgres, Security, ServiceSettings, config_hash
+from backend_kit.settings import Postgres, Requests, Security, ServiceSettings, config_hash
 from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
@@ -105,6 +110,7 @@ class Service(ABC, Generic[Config, State]):
         self._tokens = make_verifier(settings.security, waits)
         self._verifier = Callers(self._tokens)
         self._registry = CollectorRegistry()
+        self.admission = RouteAdmission(self._verifier, request_limits(settings.requests), self._registry)
         self._activity = Activity()
         self._state: State | None = None
         self._draining = False
@@ -174,12 +180,13 @@ class Service(ABC, Generic[Config, State]):
         max_body_bytes: int,
         file_paths: Collection[str],
         own_errors: Collection[str] = (),
-        scopes: RouteScopes | None = None,
+        scopes: Mapping[str, Needs],
+        costs: Mapping[str, Cost],
         chat_page: bool = False,
     ) -> FastAPI:
         """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; routes below
-        `own_errors` render the refusal of a larger one themselves. `scopes` says which API keys each route takes, none
-        without. `chat_page`: people can sign in at `/`."""
+        `own_errors` render the refusal of a larger one themselves. `scopes` says which API keys each route takes,
+        `costs` what it costs. `chat_page`: people can sign in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
@@ -188,7 +195,7 @@ class Service(ABC, Generic[Config, State]):
             openapi_url=None,  # and no pages, which load scripts from elsewhere: `add_api_docs` adds ours
         )
         base = self._settings.app.base_url
-        identify = bearer(self._verifier, scopes)
+        identify = bearer(self._verifier)
         cors = Cors(self._settings.security.authorized_origins)
         install_error_handlers(app, cors.headers)
         # Not `include_router`: it would rebuild the included routes, on the loop, in the first request.
@@ -196,6 +203,7 @@ class Service(ABC, Generic[Config, State]):
         self._add_routes(app, identify, base)
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=chat_page)
+        admit_routes(app, self.admission, costs, RouteScopes(scopes, base), base)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
         app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths, own_errors=own_errors)
         app.add_middleware(RequestId)
@@ -272,6 +280,11 @@ def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier
         raise RuntimeError("security.user.enabled without a key")
     keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url, waits=waits)
     return IssuerVerifier(keys, client_id=user.client_id)
+
+
+def request_limits(chosen: Requests) -> RequestLimits:
+    """What one user may ask of a service, as configured."""
+    return RequestLimits(chosen.per_s, max(1, chosen.burst), chosen.at_once, chosen.waiting)
 
 
 def kpi_options(settings: ServiceSettings) -> KpiOptions:

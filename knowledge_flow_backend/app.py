@@ -11,7 +11,6 @@ from fastapi import FastAPI
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
-from backend_kit.auth import RouteScopes
 from backend_kit.db.pool import PoolReport
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import KpiRuntime
@@ -30,7 +29,7 @@ from knowledge_flow_backend.library.router import LibraryServices
 from knowledge_flow_backend.library.router import build_router as build_library_router
 from knowledge_flow_backend.library.store import Library, Statements
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
-from knowledge_flow_backend.scopes import SCOPES
+from knowledge_flow_backend.scopes import ROUTE_COSTS, SCOPES
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
@@ -75,7 +74,8 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             "Turnwise knowledge flow",
             max_body_bytes=settings.limits.max_request_bytes,
             file_paths=tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest")),
-            scopes=RouteScopes(SCOPES, base),
+            scopes=SCOPES,
+            costs=ROUTE_COSTS,
         )
 
     async def drain(self) -> None:

@@ -1,9 +1,11 @@
-"""Which API keys each route takes (docs/keys.md#scopes). A test holds every route to have its row."""
+"""Which API keys each route takes (docs/keys.md#scopes), and what it costs those beside it. A test holds every route
+to have its rows."""
 
 from typing import Final
 
 from backend_kit.auth import ANY, PUBLIC, KeyScope
 from backend_kit.auth.grant import Needs
+from backend_kit.http import Cost
 
 _READ: Final = frozenset({KeyScope.READ})
 _SEARCH: Final = frozenset({KeyScope.SEARCH})
@@ -42,4 +44,38 @@ SCOPES: Final[dict[str, Needs]] = {
     "POST //mcp": _SEARCH_OR_READ,
     "DELETE //mcp": _SEARCH_OR_READ,
     "GET //.well-known/oauth-protected-resource/mcp": PUBLIC,
+}
+
+ROUTE_COSTS: Final[dict[str, Cost]] = {
+    "GET /healthz": Cost.FREE,
+    "GET /ready": Cost.FREE,
+    "GET //docs": Cost.CHEAP,
+    "GET //docs/{name}": Cost.CHEAP,
+    "GET //openapi.json": Cost.CHEAP,
+    "POST /vector/search": Cost.SEARCH,
+    "POST /vector/rerank": Cost.SEARCH,
+    "POST /upload-process-documents": Cost.UPLOAD,
+    "POST /fast/text": Cost.UPLOAD,
+    "POST /fast/ingest": Cost.UPLOAD,
+    "DELETE /fast/ingest/{document_uid}": Cost.READ,
+    "DELETE /fast/ingest": Cost.READ,
+    "GET /tags": Cost.READ,
+    "POST /tags": Cost.READ,
+    "PUT /tags/{tag_id}": Cost.READ,
+    "DELETE /tags/{tag_id}": Cost.READ,
+    "GET /tags/{tag_id}/access": Cost.READ,
+    "PUT /tags/{tag_id}/access": Cost.READ,
+    "PUT /documents/{uid}/tags": Cost.READ,
+    "POST /documents/browse": Cost.READ,
+    "GET /documents/metadata/{uid}": Cost.READ,
+    "PUT /document/metadata/{uid}": Cost.READ,
+    "DELETE /documents/{uid}": Cost.READ,
+    "GET /documents/{uid}/chunks": Cost.READ,
+    "GET /documents/{uid}/chunks/{chunk_uid}": Cost.READ,
+    "GET /markdown/{uid}": Cost.READ,
+    "GET /raw_content/{uid}": Cost.EXPORT,
+    "GET //mcp": Cost.TURN,
+    "POST //mcp": Cost.TURN,
+    "DELETE //mcp": Cost.CHEAP,
+    "GET //.well-known/oauth-protected-resource/mcp": Cost.CHEAP,
 }

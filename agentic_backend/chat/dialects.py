@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 from uuid import uuid4
@@ -15,15 +15,23 @@ from agentic_backend.errors import BadRequest, ExchangeNotFound, RateLimited
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
 from backend_kit.auth import AuthError, ScopeMissing
+from backend_kit.http import Cost
 from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
+
+
+async def unpaced(_user_id: str, _cost: Cost) -> None:
+    """The default of `FrameLimits.pace`: as fast as they come."""
+
 
 _FOLLOWED_TURNS = 32
 _WAITING_ASKS = 8
 _BAD_FRAMES = 3
 _BAD_FRAMES_WINDOW_S = 10.0
 _SENT_AT_ONCE_BYTES = 64 * 1024
+_COSTS: dict[type, Cost] = {frames.Auth: Cost.READ, frames.Cancel: Cost.CHEAP, frames.Resume: Cost.READ}
+"""What frames cost, where it is not a turn."""
 
 
 class Turns(Protocol):
@@ -42,10 +50,13 @@ class Turns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """How long a message may be; `hit` is called with the name of a limit each time it rejects a frame."""
+    """How long a message may be, and how fast what costs something may come; `hit` is called with the name of a limit
+    each time it rejects a frame."""
 
     max_message_chars: int
     hit: Callable[[str], None]
+    pace: Callable[[str, Cost], Awaitable[None]] = unpaced
+    """Waits until the user may send another frame of this cost. Raises ServiceError where too many come."""
 
     def too_many_asks(self) -> RateLimited:
         """The error for an ask that exceeds the asks a socket may have waiting."""
@@ -124,10 +135,12 @@ class NativeDialect:
     async def act_on(self, text: str) -> None:
         """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_native(text, self.limits.max_message_chars)
+        if isinstance(frame, frames.Ping):
+            self.outbox.say(b'{"type":"pong"}')
+            return
+        await self.limits.pace(self.principal.asker.user_id, _COSTS.get(type(frame), Cost.TURN))
         if isinstance(frame, frames.Auth):
             await self.principal.renew(frame.access_token)
-        elif isinstance(frame, frames.Ping):
-            self.outbox.say(b'{"type":"pong"}')
         elif self.principal.identity.ended():
             raise AuthError("Token has expired")
         elif isinstance(frame, frames.Cancel):
@@ -180,6 +193,7 @@ class CompatibleDialect:
     async def act_on(self, text: str) -> None:
         """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_compatible(text, self.limits.max_message_chars)
+        await self.limits.pace(self.principal.asker.user_id, Cost.TURN)
         if isinstance(frame, frames.CompatibleHumanResume):
             ask = frames.human_answer_of(frame, self.principal.asker, uuid4().hex)
         else:

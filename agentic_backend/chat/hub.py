@@ -32,12 +32,11 @@ from backend_kit.auth import (
     Identity,
     KeyScope,
     ScopeMissing,
-    Verifier,
     header,
     know_caller,
     takes_any_token,
 )
-from backend_kit.http import request_id
+from backend_kit.http import Cost, RequestsTooMany, RouteAdmission, request_id
 from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 TICK_S = 1.0
@@ -70,14 +69,20 @@ class SocketHub:
     process ends."""
 
     def __init__(
-        self, *, verifier: Verifier, rules: SocketRules, metrics: AgenticMetrics, delivered: Callable[[float], None]
+        self,
+        *,
+        admission: RouteAdmission,
+        rules: SocketRules,
+        metrics: AgenticMetrics,
+        delivered: Callable[[float], None],
     ) -> None:
         """`delivered` gets the seconds from the end of a turn until its last frame is handed to a socket."""
-        self._verifier = verifier
+        self._admission = admission
+        self._verifier = admission.verifier
         self._rules = rules
         self._metrics = metrics
         self._meters = SocketMeters(metrics.ws_send, delivered, metrics.limit_hit)
-        self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit)
+        self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit, admission.pace)
         # With when each was opened, on the monotonic clock.
         self._sockets: dict[ChatSocket, float] = {}
         self._streams: dict[EventStream, float] = {}
@@ -270,9 +275,16 @@ class SocketHub:
             await websocket.close(1011)
             return
         if known is None:
+            with contextlib.suppress(RequestsTooMany):
+                await self._admission.pace_stranger(_address(websocket))
             await websocket.close(4401)
             return
         identity, credentials = known
+        try:
+            await self._admission.pace(identity.uid, Cost.CHEAP)
+        except RequestsTooMany:  # as where a key cannot be looked up
+            await websocket.close(1011)
+            return
         abort: Callable[[], None] = scope["state"]["abort"]
         principal = Principal(identity, credentials, traceparent_of(websocket), self._verifier, scope["headers"])
         socket = ChatSocket(

@@ -1,9 +1,11 @@
-"""Which API keys each route takes (docs/keys.md#scopes). A test holds every route to have its row."""
+"""Which API keys each route takes (docs/keys.md#scopes), and what it costs those beside it. A test holds every route
+to have its rows."""
 
 from typing import Final
 
 from backend_kit.auth import ANY, PUBLIC, KeyScope
 from backend_kit.auth.grant import Needs
+from backend_kit.http import Cost
 
 _ASK: Final = frozenset({KeyScope.ASK})
 _READ: Final = frozenset({KeyScope.READ})
@@ -68,4 +70,62 @@ SCOPES: Final[dict[str, Needs]] = {
     "POST //mcp": _ASK,
     "DELETE //mcp": _ASK,
     "GET //.well-known/oauth-protected-resource/mcp": PUBLIC,
+}
+
+ROUTE_COSTS: Final[dict[str, Cost]] = {
+    "GET /healthz": Cost.FREE,
+    "GET /ready": Cost.FREE,
+    "GET //": Cost.CHEAP,
+    "GET //documents/{uid}": Cost.CHEAP,
+    "GET //docs": Cost.CHEAP,
+    "GET //docs/{name}": Cost.CHEAP,
+    "GET //openapi.json": Cost.CHEAP,
+    "WS /chatbot/query/ws": Cost.FREE,
+    "WS /chatbot/query/ws-baseline": Cost.FREE,
+    "POST /chatbot/query/stream": Cost.TURN,
+    "POST /chatbot/session": Cost.READ,
+    "GET /chatbot/sessions": Cost.READ,
+    "DELETE /chatbot/session/{session_id}": Cost.READ,
+    "GET /chatbot/session/{session_id}/history": Cost.READ,
+    "GET /chatbot/session/{session_id}/message/{rank}": Cost.READ,
+    "GET /chatbot/session/{session_id}/export": Cost.EXPORT,
+    "GET /chatbot/session/{session_id}/preferences": Cost.READ,
+    "PUT /chatbot/session/{session_id}/preferences": Cost.READ,
+    "POST /chatbot/feedback": Cost.READ,
+    "GET /chatbot/feedback": Cost.READ,
+    "DELETE /chatbot/feedback/{feedback_id}": Cost.READ,
+    "POST /chatbot/upload": Cost.UPLOAD,
+    "GET /chatbot/upload/{attachment_id}/summary": Cost.READ,
+    "DELETE /chatbot/upload/{attachment_id}": Cost.READ,
+    "POST /chatbot/keys": Cost.READ,
+    "GET /chatbot/keys": Cost.READ,
+    "DELETE /chatbot/keys/{key_id}": Cost.READ,
+    "GET /metrics/chatbot/summary": Cost.READ,
+    "GET /metrics/chatbot/numerical": Cost.READ,
+    "GET /agents": Cost.CHEAP,
+    "POST /agents/create": Cost.READ,
+    "PUT /agents/update": Cost.READ,
+    "DELETE /agents/{agent_id}": Cost.READ,
+    "GET /documents/{uid}/chunks/{chunk_uid}": Cost.READ,
+    "GET /documents/{uid}/markdown": Cost.READ,
+    "GET /kpi/verdict": Cost.CHEAP,
+    "GET /kpi/live": Cost.CHEAP,
+    "GET /kpi/stalls": Cost.READ,
+    "GET /config/frontend_settings": Cost.CHEAP,
+    "GET /config/permissions": Cost.CHEAP,
+    "GET /fleet/turns": Cost.FREE,
+    "GET //v1/models": Cost.CHEAP,
+    "GET //v1/models/{model:path}": Cost.CHEAP,
+    "POST //v1/chat/completions": Cost.TURN,
+    "POST //v1/responses": Cost.TURN,
+    "GET //v1/responses/{response_id}": Cost.TURN,
+    "POST //v1/responses/{response_id}/cancel": Cost.TURN,
+    "DELETE //v1/responses/{response_id}": Cost.READ,
+    "GET //v1/responses/{response_id}/input_items": Cost.READ,
+    "POST //agui/{agent_id}": Cost.TURN,
+    "DELETE //agui/{agent_id}/runs/{exchange_id:path}": Cost.CHEAP,
+    "GET //mcp": Cost.TURN,
+    "POST //mcp": Cost.TURN,
+    "DELETE //mcp": Cost.CHEAP,
+    "GET //.well-known/oauth-protected-resource/mcp": Cost.CHEAP,
 }

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -133,7 +134,9 @@ class TurnRunner:
         elsewhere: Elsewhere | None = None,
         titles: Titles | None = None,
         memory: SessionMemory | None = None,
+        replays: Callable[[str], AbstractAsyncContextManager[object]] = lambda _user_id: contextlib.nullcontext(),
     ) -> None:
+        """`replays` admits a reading of an exchange from history for a user; it raises ServiceError where it cannot."""
         self.memory = memory or SessionMemory()
         self._store = store
         self._log = log
@@ -146,6 +149,7 @@ class TurnRunner:
         self._leases = leases
         self.elsewhere = elsewhere
         self._titles = titles
+        self._replays = replays
 
     @property
     def alone(self) -> bool:
@@ -214,9 +218,10 @@ class TurnRunner:
         """Publish the turn's exchange from history; a ServiceError becomes the turn's only event."""
         ask = turn.ask
         try:
-            with self._kpi.phase("history_get"):
-                session = await self._store.get(ask.session_id, ask.user_id)
-                encoded = await self._store.exchange(ask.session_id, ask.user_id, ask.exchange_id)
+            async with self._replays(ask.user_id):
+                with self._kpi.phase("history_get"):
+                    session = await self._store.get(ask.session_id, ask.user_id)
+                    encoded = await self._store.exchange(ask.session_id, ask.user_id, ask.exchange_id)
             if session is None or not encoded:
                 raise ExchangeNotFound
         except ServiceError as error:

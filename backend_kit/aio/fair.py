@@ -77,12 +77,19 @@ class FairGate:
 
     async def enter(self, user_id: str) -> None:
         """Take a place, or wait for one. Raises `Crowded` where too many wait, at once or when others come later."""
-        user = self._user(user_id)
-        if not self._line and self._may(user):
-            self._take(user)
+        if self.enter_now(user_id):
             return
+        user = self._user(user_id)
         self._make_room(user)
         await self._wait(user_id, user)
+
+    def enter_now(self, user_id: str) -> bool:
+        """Take a place where there is one for the user and nobody waits; False where not."""
+        user = self._user(user_id)
+        if self._line or not self._may(user):
+            return False
+        self._take(user)
+        return True
 
     def leave(self, user_id: str, used_s: float = 0.0) -> None:
         """Give a place back. `used_s`: how many seconds of what is scarce it has cost."""
@@ -212,3 +219,30 @@ class _Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._gate.leave(self._user_id, self.used_s)
+
+
+class Pace:
+    """How often each user may do something: `per_s` times a second on average, `burst` times at once.
+
+    Who comes too early is told how long to wait, and has their place in time: those who come later wait longer.
+    """
+
+    def __init__(self, per_s: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`per_s` and `burst` above 0."""
+        self._each_s = 1.0 / per_s
+        self._ahead_s = (burst - 1) * self._each_s
+        self._clock = clock
+        self._next: OrderedDict[str, float] = OrderedDict()
+
+    def take(self, user_id: str, longest_s: float) -> float | None:
+        """Count it once. Returns the seconds to wait before it is done, or None, uncounted, above `longest_s`."""
+        now = self._clock()
+        at = max(self._next.get(user_id, now), now)
+        wait_s = at - now - self._ahead_s
+        if wait_s > longest_s:
+            return None
+        self._next[user_id] = at + self._each_s
+        self._next.move_to_end(user_id)
+        if len(self._next) > _IDLE_USERS_KEPT:
+            self._next.popitem(last=False)  # the one that has been away for longest
+        return max(0.0, wait_s)

@@ -3,7 +3,7 @@
 from backend_kit.auth.acting import ActingHeaders, ActingUser
 from backend_kit.auth.api_keys import ApiKeys, KeyRecord, KeyWaitTimes, make_key
 from backend_kit.auth.callers import Callers, know_caller, takes_any_token
-from backend_kit.auth.grant import ANY, PUBLIC, Grant, KeyScope, RouteScopes, ScopeMissing
+from backend_kit.auth.grant import ANY, PUBLIC, Grant, KeyScope, Needs, RouteScopes, ScopeMissing
 from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity, bearer_of, header, token_of
 from backend_kit.auth.keys import IssuerKeys, KeyWaits
 from backend_kit.auth.verify import HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
@@ -27,6 +27,7 @@ __all__ = [
     "KeyScope",
     "KeyWaitTimes",
     "KeyWaits",
+    "Needs",
     "NoAuth",
     "RouteScopes",
     "ScopeMissing",

@@ -95,7 +95,7 @@ class RouteScopes:
     """
 
     def __init__(self, rows: Mapping[str, Needs], base: str = "") -> None:
-        self._rows = {_below(base, row): needs for row, needs in rows.items()}
+        self._rows = {below(base, row): needs for row, needs in rows.items()}
 
     def needs(self, method: str, template: str) -> Needs:
         """The scopes of a route by its whole template; none that a key has, without a row."""
@@ -108,7 +108,7 @@ class RouteScopes:
             raise ScopeMissing("the key lacks a scope", field=f"scope:{min(needs)}" if needs else "scope")
 
 
-def _below(base: str, row: str) -> str:
+def below(base: str, row: str) -> str:
     """A row with its path below the base; `//path` is one that stands beside it."""
     method, _, path = row.partition(" ")
     return f"{method} {path[1:]}" if path.startswith("//") else f"{method} {base}{path}"

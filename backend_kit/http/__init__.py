@@ -1,5 +1,6 @@
 """The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
+from backend_kit.http.admission import Admitted, Cost, RequestLimits, RequestsTooMany, RouteAdmission, admit_routes
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.cors import Cors
 from backend_kit.http.direct import DirectRoute
@@ -9,16 +10,22 @@ from backend_kit.http.routes import add_api_docs, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
 __all__ = [
+    "Admitted",
     "BodyLimit",
     "CannotListen",
     "Cors",
+    "Cost",
     "CutShort",
     "DirectRoute",
     "HttpMetrics",
     "RequestId",
+    "RequestLimits",
     "RequestMetrics",
+    "RequestsTooMany",
+    "RouteAdmission",
     "ServeSettings",
     "add_api_docs",
+    "admit_routes",
     "bearer",
     "build_server",
     "error_response",

@@ -11,9 +11,9 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend_kit.auth import Identity, RouteScopes, Verifier, header, know_caller, takes_any_token, token_of
+from backend_kit.auth import Identity, Verifier, header, takes_any_token
 from backend_kit.kpi.activity import Activity
-from backend_kit.wire import Code, dumps, message_for
+from backend_kit.wire import Code, ServiceError, dumps, message_for
 
 REQUEST_ID_HEADER = "X-Request-ID"
 
@@ -174,24 +174,18 @@ _SCHEME: Final = HTTPBearer(
 )
 
 
-def bearer(verifier: Verifier, scopes: RouteScopes | None = None) -> Callable[..., Awaitable[Identity]]:
-    """A dependency that returns the `Identity` behind `Authorization: Bearer` or `x-api-key`.
-
-    Raises `AuthError`, rendered as 401, and for a key `ScopeMissing` where `scopes` does not let it use the route,
-    `KeyTooFast` above its rate. Without `scopes` no key may use any route.
+def bearer(verifier: Verifier) -> Callable[..., Awaitable[Identity]]:
+    """A dependency that returns the `Identity` whom admission has found behind `Authorization: Bearer` or `x-api-key`
+    (`Admitted`), and raises why the request was refused: `AuthError`, rendered as 401, what a key may not or too much.
 
     `request.state.credentials` has what passes the caller on, for calls on their behalf; None without a token.
     If callers are verified, the OpenAPI document marks each route that depends on it.
     """
-    table = scopes or RouteScopes({})
 
     async def identity(request: Request) -> Identity:
-        headers = request.scope["headers"]
-        caller, credentials = await know_caller(verifier, token_of(headers), headers)
-        if caller.grant is not None:
-            caller.grant.spend()
-            table.check(caller.grant, request.method, route_of(request.scope))
-        request.state.credentials = credentials
+        caller: Identity | ServiceError = request.scope["state"]["caller"]
+        if isinstance(caller, ServiceError):
+            raise caller
         return caller
 
     # FastAPI documents what a dependency depends on; the scheme itself decides nothing.

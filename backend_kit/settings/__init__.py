@@ -21,6 +21,7 @@ from backend_kit.settings.models import (
     HttpClientLimits,
     ModelTimeout,
     Postgres,
+    Requests,
     Security,
     ServiceSettings,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Port",
     "Positive",
     "Postgres",
+    "Requests",
     "Seconds",
     "Section",
     "Security",

@@ -180,6 +180,23 @@ class Metrics(Section):
     """Whether the `_ms` metrics of older dashboards are exposed in addition to the `_seconds` ones."""
 
 
+class Requests(Section):
+    """What one user may ask of a service, through all its routes and doors together, and with frames of a socket that
+    begin or read a turn. Without authentication all callers are one user, and none of it holds. 0 = no limit."""
+
+    per_s: Count = 100
+    """Requests a second on average; further ones wait, and those that would wait for more than 5 s get `rate_limited`.
+    0 = no limit."""
+    burst: Count = 200
+    """Requests that may come at once within that rate; 0 is 1."""
+    at_once: Count = 4
+    """Reads that are worked on at a time, and uploads; twice as many cheap requests, half as many exports, four times
+    as many searches and asks; further ones wait for their turn. 0 = no limit."""
+    waiting: Count = 100
+    """Requests of a kind that wait for their turn; further ones get `rate_limited`, a second later. 0 = as many as of
+    all users together."""
+
+
 class ServiceSettings(RootSection):
     """The sections of both services, and the rule between two of them: without authentication only loopback is
     served."""
@@ -193,6 +210,7 @@ class ServiceSettings(RootSection):
     app: App
     security: Security = Security()
     metrics: Metrics = Metrics()
+    requests: Requests = Requests()
 
     @model_validator(mode="after")
     def _callers_are_known_or_local(self) -> "ServiceSettings":

@@ -47,7 +47,7 @@ class Sample(Service[ServiceSettings, State]):
     def __init__(self, settings: ServiceSettings, clock: Clock | None = None) -> None:
         super().__init__(settings, freeze_gc=False, clock=clock or Clock())
         self.ended: list[str] = []
-        self.app = self._make_app("Sample", max_body_bytes=1, file_paths=())
+        self.app = self._make_app("Sample", max_body_bytes=1, file_paths=(), scopes={}, costs={})
 
     async def drain(self) -> None:
         self._draining = True

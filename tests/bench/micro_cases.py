@@ -16,6 +16,7 @@ from typing import Any
 import jwt
 import psycopg
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from agentic_backend.chat import relay
 from agentic_backend.chat.hub import SocketHub
@@ -26,7 +27,8 @@ from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.statements import GET_SESSION, WRITE_TURNS, JsonBytes
-from backend_kit.auth import HmacVerifier, NoAuth
+from backend_kit.auth import ANY, HmacVerifier, NoAuth, RouteScopes
+from backend_kit.http import Admitted, Cost, RequestLimits, RouteAdmission
 from backend_kit.settings import Postgres
 from tests.agentic_backend.chat.told_hub import RULES, Peer, ToldTurns, until
 from tests.support.ports import free_port
@@ -49,7 +51,7 @@ def service_cases(metrics: AgenticMetrics) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         frames, hub, storage = FrameCases(), HubCases(metrics, runner, stack), StorageCases(metrics, runner, stack)
-        yield [*frames.listed(), *token_cases(), *hub.listed(), *storage.listed()]
+        yield [*frames.listed(), *token_cases(), *admission_cases(), *hub.listed(), *storage.listed()]
 
 
 def record_of(number: int) -> TurnRecord:
@@ -158,6 +160,38 @@ def token_cases() -> list[Case]:
     return [("jwt: verified before", again, 2.5), ("jwt: HS256, not seen before", first, 110.0)]
 
 
+def admission_cases() -> list[Case]:
+    """A request of a known user through a route's admission, which an ask of an event stream pays, and what a frame of
+    a socket does."""
+    now = int(time.time())
+    token = jwt.encode({"sub": "ann", "iat": now, "exp": now + 3600}, _SECRET, algorithm="HS256")
+    limits = RequestLimits(per_s=1e6, burst=10**9, at_once=4, waiting=100)
+    admission = RouteAdmission(HmacVerifier(_SECRET), limits, CollectorRegistry())
+    scopes = RouteScopes({"POST /ask": ANY})
+
+    async def route(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_message: Any) -> None: ...
+
+    admitted = Admitted(route, admission, "/ask", {"POST": Cost.TURN}, scopes)
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
+    scope = {"type": "http", "method": "POST", "headers": headers, "client": ("127.0.0.1", 1), "state": {}}
+
+    def requests(times: range) -> None:
+        for _ in times:
+            _at_once(admitted(scope, receive, send))
+
+    def frames(times: range) -> None:
+        for _ in times:
+            _at_once(admission.pace("ann", Cost.TURN))
+
+    return [("admission: a request, its token verified before", requests, 20.0), ("admission: a frame", frames, 2.0)]
+
+
 def _at_once(awaited: Coroutine[Any, Any, object]) -> None:
     """Run what waits for nothing, without a loop: entering one costs 70 µs, more than most of what is timed here."""
     try:
@@ -172,7 +206,12 @@ class HubCases:
 
     def __init__(self, metrics: AgenticMetrics, runner: asyncio.Runner, stack: ExitStack) -> None:
         self._runner = runner
-        self._hub = SocketHub(verifier=NoAuth(), rules=RULES, metrics=metrics, delivered=metrics.delivery.observe)
+        self._hub = SocketHub(
+            admission=RouteAdmission(NoAuth(), RequestLimits(), CollectorRegistry()),
+            rules=RULES,
+            metrics=metrics,
+            delivered=metrics.delivery.observe,
+        )
         self._peers = [Peer() for _ in range(IDLE)]
         self._turns = ToldTurns()
         loop = runner.get_loop()

@@ -115,6 +115,19 @@ def _waiting() -> Row:
                 [Target(rate("app_limit_hits_total", by="limit"), "{{limit}}")],
                 quiet="nobody is turned away",
             ),
+            Panel(
+                "Requests that wait for admission",
+                "By what they cost. Those of one user wait for each other; of many: too few places.",
+                "short",
+                [Target(level("app_requests_waiting", by="cost"), "{{cost}}")],
+            ),
+            Panel(
+                "Requests not admitted",
+                "Too many of one user, or of all, waited or came.",
+                "ops",
+                [Target(rate("app_requests_refused_total", by="cost, bound"), "{{cost}} {{bound}}")],
+                quiet="everything is admitted",
+            ),
             Panel("Longest send of a turn", "High: clients do not read.", "s", percentiles("app_ws_send_seconds")),
             Panel(
                 "Bytes that wait for clients",

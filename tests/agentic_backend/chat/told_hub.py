@@ -15,6 +15,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Accepted, Ask, Cancelled, Failed, Final, TextDelta, Turn
 from backend_kit.auth import NoAuth, Verifier
+from backend_kit.http import RequestLimits, RouteAdmission
 from backend_kit.kpi import Kpi
 from backend_kit.wire import Code
 from tests.support.patience import PATIENCE_S
@@ -185,7 +186,7 @@ class ToldHub:
         self.turns = ToldTurns()
         self.delivered: list[float] = []
         self.hub = SocketHub(
-            verifier=verifier or NoAuth(),
+            admission=RouteAdmission(verifier or NoAuth(), RequestLimits(), kpi.registry),
             rules=rules,
             metrics=AgenticMetrics(kpi.registry, kpi),
             delivered=self.delivered.append,

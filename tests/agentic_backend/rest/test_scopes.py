@@ -1,6 +1,7 @@
 """Every route of both services says which API keys it takes."""
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from agentic_backend.rest import scopes as of_agentic
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.surfaces.openai.errors import Unrouted
 from backend_kit.auth import PUBLIC, KeyScope, RouteScopes
+from backend_kit.http import Cost
 from knowledge_flow_backend import scopes as of_knowledge_flow
 from knowledge_flow_backend.app import KnowledgeFlowService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
@@ -60,6 +62,13 @@ def test_every_route_has_a_row_and_every_row_a_route(service: str) -> None:
     routes = set(rows_of(app, base))
     assert routes - set(table) == set(), "say which scope a key needs for it"
     assert set(table) - routes == set(), "no such route"
+
+
+@pytest.mark.parametrize("table", [of_agentic, of_knowledge_flow])
+def test_every_route_says_what_it_costs_and_only_who_asks_nobody_is_free(table: ModuleType) -> None:
+    assert set(table.ROUTE_COSTS) == set(table.SCOPES)
+    free = {row for row, cost in table.ROUTE_COSTS.items() if cost is Cost.FREE and not row.startswith("WS ")}
+    assert free <= {"GET /healthz", "GET /ready", "GET /fleet/turns"}, "what is free is bounded by nothing"
 
 
 @pytest.mark.parametrize("service", ["agentic", "knowledge flow"])

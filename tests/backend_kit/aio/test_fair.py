@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backend_kit.aio import Crowded, FairGate, GateRules
+from backend_kit.aio import Crowded, FairGate, GateRules, Pace
 from tests.support.clock import Clock
 
 
@@ -180,3 +180,15 @@ async def test_whatever_people_do_places_are_kept_and_given_back() -> None:
 
     assert (gate.running, gate.waiting) == (0, 0)
     assert len(people.entered) > 100
+
+
+def test_who_comes_too_early_has_a_place_in_time_and_none_beyond_the_longest_wait() -> None:
+    clock = Clock()
+    pace = Pace(2.0, burst=3, clock=clock)
+
+    assert [pace.take("a", 1.0) for _ in range(6)] == [0.0, 0.0, 0.0, 0.5, 1.0, None]
+    assert pace.take("b", 1.0) == 0.0
+    clock.now += 1.0
+    assert pace.take("a", 1.0) == 0.5
+    clock.now += 100.0
+    assert [pace.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, None]

@@ -10,14 +10,19 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request, UploadFile
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from starlette.routing import Route
 
-from backend_kit.auth import HmacVerifier, Identity, NoAuth
+from backend_kit.auth import ANY, HmacVerifier, Identity, NoAuth, RouteScopes
 from backend_kit.http import (
+    Admitted,
     BodyLimit,
     Cors,
+    Cost,
     HttpMetrics,
     RequestId,
+    RequestLimits,
     RequestMetrics,
+    RouteAdmission,
     bearer,
     health_router,
     install_error_handlers,
@@ -54,7 +59,13 @@ class Site:
         cors = cors or Cors(())
         self.app = FastAPI()
         self.app.include_router(health_router(self.ready, "/base"))
-        self.app.include_router(_routes(), prefix="/base")
+        self.app.router.routes += _routes().routes
+        known = {"/base/me": NoAuth(), "/base/known": HmacVerifier("a secret of at least thirty-two bytes")}
+        for route in self.app.routes:
+            if isinstance(route, Route) and (verifier := known.get(route.path)) is not None:
+                admission = RouteAdmission(verifier, RequestLimits(), CollectorRegistry())
+                scopes = RouteScopes({f"GET {route.path}": ANY})
+                route.app = Admitted(route.app, admission, route.path, {"GET": Cost.CHEAP}, scopes)
         install_error_handlers(self.app, cors.headers)
         self.app.add_middleware(BodyLimit, limit_bytes=LIMIT, file_paths=["/base/upload"])
         self.activity = Activity()
@@ -79,7 +90,7 @@ class Site:
 
 
 def _routes() -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(prefix="/base")
     whoever = bearer(NoAuth())
     known = bearer(HmacVerifier("a secret of at least thirty-two bytes"))
 
