@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend_kit.aio import Crowded, FairGate, GateRules, Pace
-from backend_kit.auth import PUBLIC, Needs, RouteScopes, Verifier, know_caller, takes_any_token, token_of
+from backend_kit.auth import PUBLIC, RouteScopes, Verifier, know_caller, takes_any_token, token_of
 from backend_kit.auth.grant import below
 from backend_kit.wire import Code, ServiceError
 
@@ -39,7 +39,7 @@ class Cost(StrEnum):
     SEARCH = "search"
     """A model, and an index."""
     TURN = "turn"
-    """A turn, which has an admission of its own: here only until its request is read."""
+    """A turn, which has an admission of its own: here only until its answer begins, for a tenth of a second at most."""
     RESUME = "resume"
     """A turn that is told again from history, through whichever door."""
     UPLOAD = "upload"
@@ -69,21 +69,23 @@ class RequestsCrowded(ServiceError):
     code: ClassVar[Code] = Code.OVERLOADED
 
 
-_SHARES: Final[Mapping[Cost, tuple[int, float, bool]]] = {
-    Cost.CHEAP: (32, 2.0, False),
-    Cost.READ: (16, 1.0, True),
-    Cost.EXPORT: (8, 0.5, True),
-    Cost.SEARCH: (64, 4.0, True),
-    Cost.TURN: (64, 4.0, True),
-    Cost.RESUME: (8, 0.5, True),
-    Cost.UPLOAD: (16, 1.0, True),
+_SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
+    Cost.CHEAP: (32, 2, False),
+    Cost.READ: (16, 1, True),
+    Cost.EXPORT: (8, 1, True),
+    Cost.SEARCH: (64, 8, True),
+    Cost.TURN: (64, 2, True),
+    Cost.RESUME: (8, 1, True),
+    Cost.UPLOAD: (16, 2, True),
 }
-"""Of each kind: how many are at work in all, how many of one user in parts of `at_once`, and whether a quarter is kept
-for users who have nothing at work."""
+"""Of each kind: how many are at work in all, how many times `at_once` of one user, and whether a quarter is kept for
+users who have nothing at work."""
 _WAITING: Final = 2_000
 """Requests of one kind that wait, of all users: some 10 KB each."""
 _LONGEST_PAUSE_S: Final = 5.0
 _REFUSED_AFTER_S: Final = 1.0
+_BEGINS_S: Final = 0.1
+"""How long an ask holds a place at most. An answer that comes in one piece begins at its end."""
 _STRANGERS_PER_S: Final = 20.0
 _STRANGERS_BURST: Final = 100
 """Refused requests of one address; behind it may be a whole team whose tokens have run out."""
@@ -187,12 +189,12 @@ class RouteAdmission:
 
 
 def _rules(cost: Cost, limits: RequestLimits) -> GateRules:
-    places, part, keeps = _SHARES[cost]
+    places, times, keeps = _SHARES[cost]
     if not limits.at_once:
         return GateRules(places=places, waiting=_WAITING, waiting_per_user=_WAITING)
     return GateRules(
         places=places,
-        per_user=max(1, min(places, int(limits.at_once * part))),
+        per_user=min(places, limits.at_once * times),
         reserve=places // 4 if keeps else 0,
         waiting=_WAITING,
         waiting_per_user=limits.waiting or _WAITING,
@@ -208,13 +210,19 @@ class Admitted:
     """
 
     def __init__(
-        self, app: ASGIApp, admission: RouteAdmission, template: str, costs: Mapping[str, Cost], scopes: RouteScopes
+        self,
+        app: ASGIApp,
+        admission: RouteAdmission,
+        template: str = "",
+        costs: Mapping[str, Cost] | None = None,
+        scopes: RouteScopes | None = None,
     ) -> None:
-        """`template` is the route's path, `costs` what it costs by method."""
+        """`template` is the route's path, `costs` what it costs by method, `CHEAP` without. `scopes` None: it is for
+        everybody."""
         self._app = app
         self._admission = admission
         self._template = template
-        self._costs = costs
+        self._costs = costs or {}
         self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -223,7 +231,7 @@ class Admitted:
         if cost is Cost.FREE:
             await self._app(scope, receive, send)
             return
-        public = self._needs(scope) is PUBLIC
+        public = self._scopes is None
         try:
             key = _address(scope) if public else await self._know(scope)
             gate = self._admission.enter_now(key, cost, paced=not public)
@@ -240,7 +248,7 @@ class Admitted:
         if gate is None:
             return
         if cost is Cost.TURN:
-            await self._until_read(gate, key, scope, receive, send)
+            await self._until_it_begins(gate, key, scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -252,7 +260,7 @@ class Admitted:
         try:
             headers = scope["headers"]
             caller, credentials = await know_caller(self._admission.verifier, token_of(headers), headers)
-            if caller.grant is not None:
+            if caller.grant is not None and self._scopes is not None:
                 caller.grant.spend()
                 self._scopes.check(caller.grant, scope["method"], self._template)
         except ServiceError:
@@ -262,8 +270,8 @@ class Admitted:
         state["caller"], state["credentials"] = caller, credentials
         return caller.uid
 
-    async def _until_read(self, gate: FairGate, key: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run it with a place until its body is read; where it has none, until its answer begins."""
+    async def _until_it_begins(self, gate: FairGate, key: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run it with a place until its answer begins: what is refused does so in a moment."""
         held = True
 
         def leave() -> None:
@@ -272,27 +280,16 @@ class Admitted:
                 held = False
                 gate.leave(key)
 
-        async def read() -> Message:
-            message = await receive()
-            if not message.get("more_body"):
-                leave()
-            return message
-
         async def begin(message: Message) -> None:
             leave()
             await send(message)
 
+        timer = asyncio.get_running_loop().call_later(_BEGINS_S, leave)
         try:
-            # Not both: a stream of tokens would go through one more call for each.
-            if scope["method"] == "GET":
-                await self._app(scope, receive, begin)
-            else:
-                await self._app(scope, read, send)
+            await self._app(scope, receive, begin)
         finally:
+            timer.cancel()
             leave()
-
-    def _needs(self, scope: Scope) -> Needs:
-        return self._scopes.needs(scope["method"], self._template)
 
 
 class _Waiting:
@@ -360,14 +357,14 @@ def admit_routes(
     whole = {below(base, row): cost for row, cost in costs.items()}
     for route in app.router.routes:
         _admit(route, admission, whole, scopes)
-    everybody = RouteScopes({f"{method} ": PUBLIC for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")})
-    app.router.default = Admitted(app.router.default, admission, "", {}, everybody)
+    app.router.default = Admitted(app.router.default, admission)
 
 
 def _admit(route: BaseRoute, admission: RouteAdmission, costs: Mapping[str, Cost], scopes: RouteScopes) -> None:
     if isinstance(route, Mount):  # files that are anybody's
-        everybody = RouteScopes({f"{method} {route.path}": PUBLIC for method in ("GET", "HEAD")})
-        route.app = Admitted(route.app, admission, route.path, {}, everybody)
+        route.app = Admitted(route.app, admission)
     elif isinstance(route, Route):
-        of_route = {method: costs.get(f"{method} {route.path}", Cost.CHEAP) for method in route.methods or ()}
-        route.app = Admitted(route.app, admission, route.path, of_route, scopes)
+        methods = route.methods or set()
+        public = any(scopes.needs(method, route.path) is PUBLIC for method in methods)
+        of_route = {method: costs.get(f"{method} {route.path}", Cost.CHEAP) for method in methods}
+        route.app = Admitted(route.app, admission, route.path, of_route, None if public else scopes)

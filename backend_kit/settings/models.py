@@ -184,14 +184,14 @@ class Requests(Section):
     """What one user may ask of a service, through all its routes and doors together, and with frames of a socket that
     begin or read a turn. Without authentication all callers are one user, and none of it holds. 0 = no limit."""
 
-    per_s: Count = 100
+    per_s: Count = 50
     """Requests a second on average; further ones wait, and those that would wait for more than 5 s get `rate_limited`.
     0 = no limit."""
-    burst: Count = 200
+    burst: Count = 100
     """Requests that may come at once within that rate; 0 is 1."""
-    at_once: Count = 4
-    """Reads that are worked on at a time, and uploads; twice as many cheap requests, half as many exports, four times
-    as many searches and asks; further ones wait for their turn. 0 = no limit."""
+    at_once: Count = 2
+    """Reads that are worked on at a time, and exports; twice as many cheap requests, uploads and asks whose answer has
+    not begun, and eight times as many searches; further ones wait for their turn. 0 = no limit."""
     waiting: Count = 100
     """Requests of a kind that wait for their turn; further ones get `rate_limited`, a second later. 0 = as many as of
     all users together."""
