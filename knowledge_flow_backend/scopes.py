@@ -49,8 +49,8 @@ SCOPES: Final[dict[str, Needs]] = {
 ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET /healthz": Cost.FREE,
     "GET /ready": Cost.FREE,
-    "GET //docs": Cost.CHEAP,
-    "GET //docs/{name}": Cost.CHEAP,
+    "GET //docs": Cost.PAGE,
+    "GET //docs/{name}": Cost.PAGE,
     "GET //openapi.json": Cost.CHEAP,
     "POST /vector/search": Cost.SEARCH,
     "POST /vector/rerank": Cost.SEARCH,
@@ -77,5 +77,5 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET //mcp": Cost.TURN,
     "POST //mcp": Cost.TURN,
     "DELETE //mcp": Cost.CHEAP,
-    "GET //.well-known/oauth-protected-resource/mcp": Cost.CHEAP,
+    "GET //.well-known/oauth-protected-resource/mcp": Cost.PAGE,
 }

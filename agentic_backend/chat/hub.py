@@ -275,8 +275,7 @@ class SocketHub:
             await websocket.close(1011)
             return
         if known is None:
-            with contextlib.suppress(RequestsTooMany):
-                await self._admission.pace_stranger(_address(websocket))
+            await self._admission.pace_stranger(_address(websocket))
             await websocket.close(4401)
             return
         identity, credentials = known

@@ -1,6 +1,14 @@
 """The HTTP parts of every service: server, hardened sockets, health, errors, caller, request metrics."""
 
-from backend_kit.http.admission import Admitted, Cost, RequestLimits, RequestsTooMany, RouteAdmission, admit_routes
+from backend_kit.http.admission import (
+    Admitted,
+    Cost,
+    NotThere,
+    RequestLimits,
+    RequestsTooMany,
+    RouteAdmission,
+    admit_routes,
+)
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.cors import Cors
 from backend_kit.http.direct import DirectRoute
@@ -18,6 +26,7 @@ __all__ = [
     "CutShort",
     "DirectRoute",
     "HttpMetrics",
+    "NotThere",
     "RequestId",
     "RequestLimits",
     "RequestMetrics",

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
@@ -30,6 +30,8 @@ class Cost(StrEnum):
 
     FREE = "free"
     """Nothing worth bounding, or it is bounded elsewhere: health, sockets, what instances say to each other."""
+    PAGE = "page"
+    """A file or a word for everybody: in turn by address, which a whole office may share."""
     CHEAP = "cheap"
     """A moment of the loop."""
     READ = "read"
@@ -70,6 +72,7 @@ class RequestsCrowded(ServiceError):
 
 
 _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
+    Cost.PAGE: (32, 0, False),
     Cost.CHEAP: (32, 2, False),
     Cost.READ: (16, 1, True),
     Cost.EXPORT: (8, 1, True),
@@ -78,8 +81,8 @@ _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
     Cost.RESUME: (8, 1, True),
     Cost.UPLOAD: (16, 2, True),
 }
-"""Of each kind: how many are at work in all, how many times `at_once` of one user, and whether a quarter is kept for
-users who have nothing at work."""
+"""Of each kind: how many are at work in all, how many times `at_once` of one user (0: all of them), and whether a
+quarter is kept for users who have nothing at work."""
 _WAITING: Final = 2_000
 """Requests of one kind that wait, of all users: some 10 KB each."""
 _LONGEST_PAUSE_S: Final = 5.0
@@ -149,8 +152,9 @@ class RouteAdmission:
         return None
 
     async def pace_stranger(self, address: str) -> None:
-        """Count one request of an address that is going to be refused, as `pace`."""
-        await self._slow_down(self._strangers, address, Cost.CHEAP)
+        """Count one request of an address that is going to be refused, and wait where they come too fast."""
+        with suppress(RequestsTooMany):
+            await self._slow_down(self._strangers, address, Cost.CHEAP)
 
     async def enter(self, key: str, cost: Cost, *, paced: bool) -> FairGate:
         """The same, however long it waits. Raises `RequestsTooMany`, `RequestsCrowded`."""
@@ -190,7 +194,7 @@ class RouteAdmission:
 
 def _rules(cost: Cost, limits: RequestLimits) -> GateRules:
     places, times, keeps = _SHARES[cost]
-    if not limits.at_once:
+    if not limits.at_once or not times:
         return GateRules(places=places, waiting=_WAITING, waiting_per_user=_WAITING)
     return GateRules(
         places=places,
@@ -217,8 +221,8 @@ class Admitted:
         costs: Mapping[str, Cost] | None = None,
         scopes: RouteScopes | None = None,
     ) -> None:
-        """`template` is the route's path, `costs` what it costs by method, `CHEAP` without. `scopes` None: it is for
-        everybody."""
+        """`template` is the route's path, `costs` what it costs by method, `CHEAP` or `PAGE` without. `scopes` None: it
+        is for everybody."""
         self._app = app
         self._admission = admission
         self._template = template
@@ -227,11 +231,13 @@ class Admitted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        cost = self._costs.get(scope["method"], Cost.CHEAP) if scope["type"] == "http" else Cost.FREE
+        public = self._scopes is None
+        cost = Cost.FREE
+        if scope["type"] == "http":
+            cost = self._costs.get(scope["method"], Cost.PAGE if public else Cost.CHEAP)
         if cost is Cost.FREE:
             await self._app(scope, receive, send)
             return
-        public = self._scopes is None
         try:
             key = _address(scope) if public else await self._know(scope)
             gate = self._admission.enter_now(key, cost, paced=not public)
@@ -265,7 +271,7 @@ class Admitted:
                 self._scopes.check(caller.grant, scope["method"], self._template)
         except ServiceError:
             await self._admission.pace_stranger(_address(scope))
-            raise
+            raise  # also where too many came: they have waited for it
         state = scope["state"]
         state["caller"], state["credentials"] = caller, credentials
         return caller.uid
@@ -347,6 +353,16 @@ def _address(scope: Scope) -> str:
     return f"\0{client[0]}" if client else "\0"
 
 
+class NotThere(BaseRoute):
+    """A route of everybody's whose application is `app`, as that of a `Mount` is: it says what is not there."""
+
+    app: ASGIApp
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        await self.app(scope, receive, send)
+
+
 def admit_routes(
     app: FastAPI, admission: RouteAdmission, costs: Mapping[str, Cost], scopes: RouteScopes, base: str
 ) -> None:
@@ -361,10 +377,10 @@ def admit_routes(
 
 
 def _admit(route: BaseRoute, admission: RouteAdmission, costs: Mapping[str, Cost], scopes: RouteScopes) -> None:
-    if isinstance(route, Mount):  # files that are anybody's
-        route.app = Admitted(route.app, admission)
-    elif isinstance(route, Route):
+    if isinstance(route, Route):
         methods = route.methods or set()
         public = any(scopes.needs(method, route.path) is PUBLIC for method in methods)
-        of_route = {method: costs.get(f"{method} {route.path}", Cost.CHEAP) for method in methods}
+        of_route = {method: costs[row] for method in methods if (row := f"{method} {route.path}") in costs}
         route.app = Admitted(route.app, admission, route.path, of_route, None if public else scopes)
+    elif isinstance(route, Mount | NotThere):
+        route.app = Admitted(route.app, admission)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import BadRequest, Conflict, ExchangeNotFound, SessionLimitReached
 from backend_kit.auth import AuthError
-from backend_kit.http import DirectRoute
+from backend_kit.http import DirectRoute, NotThere
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
 _UNREADABLE: Final = 400
@@ -143,7 +143,7 @@ class OpenAiRoute(DirectRoute):
         return answer
 
 
-class Unrouted(BaseRoute):
+class Unrouted(NotThere):
     """Answers what none of the door's routes does: a path that there is not, or not with this method.
 
     A slash at the end of a path that there is leads to it, as everywhere in the service. It takes any path, also one
@@ -156,6 +156,7 @@ class Unrouted(BaseRoute):
         self.path = f"{prefix}/{{path:path}}"
         self._prefix = prefix
         self._routes = routes
+        self.app = self._respond
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether a request is for a path of the door."""
@@ -165,8 +166,7 @@ class Unrouted(BaseRoute):
             return Match.NONE, {}
         return Match.FULL, {"endpoint": self, "route": self}
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request."""
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(scope)(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Response:

@@ -67,6 +67,7 @@ def test_every_route_has_a_row_and_every_row_a_route(service: str) -> None:
 @pytest.mark.parametrize("table", [of_agentic, of_knowledge_flow])
 def test_every_route_says_what_it_costs_and_only_who_asks_nobody_is_free(table: ModuleType) -> None:
     assert set(table.ROUTE_COSTS) == set(table.SCOPES)
+    assert not {row for row, cost in table.ROUTE_COSTS.items() if cost is Cost.PAGE and table.SCOPES[row] is not PUBLIC}
     free = {row for row, cost in table.ROUTE_COSTS.items() if cost is Cost.FREE and not row.startswith("WS ")}
     assert free <= {"GET /healthz", "GET /ready", "GET /fleet/turns"}, "what is free is bounded by nothing"
 
