@@ -24,6 +24,7 @@ from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.rest.answers import Answers
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
 from agentic_backend.rest.keys import KeyServices
@@ -279,6 +280,7 @@ class AgenticService(Service[AgenticSettings, State]):
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
+            answers=Answers(kpi, settings.deadlines.send_s, metrics.limit_hit),
             views=KpiViews(turns.windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
         )
         doors = DoorServices(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -11,9 +11,10 @@ from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.history import RANK_LIMIT, HistoryReader
 from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted, checkpoint_of
+from agentic_backend.session.models import HistoryPage, HistoryWindow, Session, SessionsWanted, checkpoint_of, cut_texts
 from agentic_backend.session.store import ALL_SESSIONS
 from agentic_backend.spool.batcher import Batcher
 from agentic_backend.spool.cache import HistoryCache, RememberedExchange
@@ -23,8 +24,6 @@ from agentic_backend.spool.statements import (
     EXCHANGE,
     EXCHANGE_IDS,
     GET_SESSION,
-    HISTORY,
-    MESSAGE,
     NEWEST_CHECKPOINT,
     REMEMBERED,
     TOUCH_SESSION,
@@ -32,7 +31,6 @@ from agentic_backend.spool.statements import (
 from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
-_RANK_LIMIT = 2**31 - 1
 _CREATE_S = 10.0
 """A burst of new sessions waits this long at most. Its clients come back after a second."""
 
@@ -65,6 +63,7 @@ class PostgresSessionStore:
         self._spool_s = spool_s
         self._queries = queries
         self._sessions = SessionList(queries, pending)
+        self._reader = HistoryReader(queries, pending)
         self._pending = pending
         self._batcher = batcher
         self._cache = cache
@@ -189,20 +188,26 @@ class PostgresSessionStore:
         rows = await self._queries.fetch("exchange", EXCHANGE, {**_of(key), "exchange_id": exchange_id})
         return [row.message.encode() for row in rows]
 
-    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
-        """See `SessionStore`."""
-        return await self._history((session_id, user_id), window)
-
-    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
+    async def pages(self, session_id: str, user_id: str, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
         """See `SessionStore`."""
         key = (session_id, user_id)
-        if not self._may_exist(key) or not 0 <= rank <= _RANK_LIMIT:
-            return None
+        if self._may_exist(key):
+            async for page in self._reader.pages(key, window):
+                yield page
+
+    async def message(
+        self, session_id: str, user_id: str, rank: int, text: HistoryWindow | None = None
+    ) -> AsyncIterator[bytes]:
+        """See `SessionStore`."""
+        key = (session_id, user_id)
+        if not self._may_exist(key) or not 0 <= rank <= RANK_LIMIT:
+            return
         for message in await self._pending.messages(key):
             if message.rank == rank:
-                return message.json
-        rows = await self._queries.fetch("get_message", MESSAGE, {**_of(key), "rank": rank})
-        return rows[0].message.encode() if rows else None
+                yield message.json if text is None else cut_texts(message.json, text)
+                return
+        async for piece in self._reader.pieces(key, rank, text):
+            yield piece
 
     async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
         """User texts and answers of the last exchanges, oldest first, as context for an agent.
@@ -226,34 +231,6 @@ class PostgresSessionStore:
             return self._cache.loaded(loading, _exchanges(rows))
         finally:
             self._cache.end(loading)
-
-    async def _history(self, key: Key, window: HistoryWindow) -> list[bytes]:
-        """The window over pending messages and stored ones. The pending ones are the newest, so they come first."""
-        limit = None if window.limit is None else min(window.limit, _RANK_LIMIT)
-        offset = min(window.offset, _RANK_LIMIT)
-        if limit == 0 or not self._may_exist(key):
-            return []
-        pending = await self._pending.messages(key)
-        end = max(0, len(pending) - offset)
-        newest = pending[end - min(end, limit) : end] if limit is not None else pending[:end]
-        overlay = [message.json for message in newest]
-        starts_at = pending[0].rank if pending else _RANK_LIMIT
-        if starts_at == 0 or len(overlay) == limit:
-            return overlay
-        if pending and self._queries.just_failed:
-            # The look-up of the session has waited already; only pending records have brought the reader this far.
-            raise HistoryUnavailable("the older part of the history is in Postgres")
-        rows = await self._queries.fetch(
-            "history",
-            HISTORY,
-            {
-                **_of(key),
-                "below": starts_at,
-                "limit": None if limit is None else limit - len(overlay),
-                "offset": max(0, offset - len(pending)),
-            },
-        )
-        return [row.message.encode() for row in reversed(rows)] + overlay
 
     def _may_exist(self, key: Key) -> bool:
         return _is_id(key[0]) and self._pending.deletion(key) is None

@@ -1,6 +1,5 @@
 """REST of a whole conversation as a file: markdown to read, JSON to keep."""
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -8,10 +7,11 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
+from agentic_backend.rest.answers import Answers, PagedAnswer, Parts
+from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.preferences import SessionId
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.store import SessionStore, load_owned
-from backend_kit.kpi import Kpi
 from backend_kit.wire import dumps, loads, normalized
 
 Format = Literal["md", "json"]
@@ -29,8 +29,8 @@ class ExportServices(Protocol):
         """Where conversations are."""
 
     @property
-    def kpi(self) -> Kpi:
-        """Times its phase."""
+    def answers(self) -> Answers:
+        """What bounds it."""
 
 
 def add_export(router: APIRouter, services: Callable[[], ExportServices], caller: Any) -> None:
@@ -43,30 +43,40 @@ def add_export(router: APIRouter, services: Callable[[], ExportServices], caller
         """The whole conversation as a file: `md` to read, `json` to keep."""
         state = services()
         session = await load_owned(state.store, session_id, identity.uid)
-        with state.kpi.phase("history_get"):
-            messages = await state.store.history(session_id, identity.uid, HistoryWindow())
-        # Rendering a long conversation takes time, so it runs in a thread.
-        body = await asyncio.to_thread(markdown if format == "md" else as_json, session, messages)
+        reader = MessageReader(state.store, session_id, identity.uid)
         headers = {
             "Content-Disposition": disposition(session, format),
             "Cache-Control": "private, no-store",
             "X-Content-Type-Options": "nosniff",
         }
-        return Response(body, headers=headers, media_type=_MEDIA_TYPES[format])
+        parts = as_json(session, reader) if format == "json" else as_markdown(session, reader)
+        return PagedAnswer(state.answers, identity.uid, parts, media_type=_MEDIA_TYPES[format], headers=headers)
 
 
-def as_json(session: Session, messages: Sequence[bytes]) -> bytes:
+def as_json(session: Session, messages: MessageReader) -> Parts:
     """`{"session": SessionSchema, "messages": [ChatMessage…]}`, the messages byte for byte as in history."""
-    return b'{"session":' + dumps(session.wire()) + b',"messages":[' + b",".join(messages) + b"]}"
+    head = b'{"session":' + dumps(session.wire()) + b',"messages":['
+    return enclosed(head, messages.json(HistoryWindow()), b"]}")
 
 
-def markdown(session: Session, messages: Sequence[bytes]) -> bytes:
-    """The conversation as markdown: a heading for each message, sources as a list, tool calls as code."""
+def as_markdown(session: Session, messages: MessageReader) -> Parts:
+    """The conversation as markdown, as `markdown` writes it."""
+    return enclosed(markdown_head(session), messages.written(markdown, _large), b"")
+
+
+def markdown_head(session: Session) -> bytes:
+    """What stands before the messages: title, id and time."""
     title = " ".join(session.title.split()) or "Conversation"
-    blocks = [f"# {title}", f"Conversation {session.id}, last used {session.updated_at}"]
-    for encoded in messages:
-        blocks += _message(loads(encoded))
-    return ("\n\n".join(blocks) + "\n").encode()
+    return f"# {title}\n\nConversation {session.id}, last used {session.updated_at}\n".encode()
+
+
+def markdown(messages: Sequence[bytes]) -> bytes:
+    """Messages as markdown: a heading for each, sources as a list, tool calls as code."""
+    return "".join(f"\n{block}\n" for encoded in messages for block in _message(loads(encoded))).encode()
+
+
+def _large(rank: int) -> bytes:
+    return f"\n## Message {rank}\n\n*Too large for this format: the export as JSON has it.*\n".encode()
 
 
 def disposition(session: Session, format: Format) -> str:  # noqa: A002 - as on the wire

@@ -1,6 +1,6 @@
 """REST of agents, sessions and history, and the two WebSocket routes."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -18,6 +18,7 @@ from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
+from agentic_backend.rest.answers import Answers, PagedAnswer, Part, Parts
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
 from agentic_backend.rest.configuration import PublicSettings, add_configuration
@@ -26,6 +27,7 @@ from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback
 from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
+from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from agentic_backend.session.opening import Sessions
@@ -34,7 +36,6 @@ from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionSto
 from backend_kit.auth import Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
-from backend_kit.wire import dumps, loads
 
 _MAX_TITLE_CHARS = 200
 _VERSION_OF_DOORS = 5
@@ -76,6 +77,7 @@ class ChatServices:
     keys: KeyServices
     figures: ChatFigures
     public: PublicSettings
+    answers: Answers
     sessions: Sessions
 
 
@@ -197,21 +199,29 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         """Messages by ascending rank, in a window that is counted from the newest."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
-        with state.kpi.phase("history_get"):
-            messages = await state.store.history(session_id, identity.uid, HistoryWindow(limit, offset))
-        if text_limit is not None or text_offset:
-            messages = [_cut_text(message, text_limit, text_offset) for message in messages]
-        return _json(b"[" + b",".join(messages) + b"]")
+        text = HistoryWindow(text_limit, text_offset) if text_limit is not None or text_offset else None
+        reader = MessageReader(state.store, session_id, identity.uid, text)
+        parts = enclosed(b"[", reader.json(HistoryWindow(limit, offset)), b"]")
+        return PagedAnswer(state.answers, identity.uid, parts, media_type="application/json")
 
     @router.get("/chatbot/session/{session_id}/message/{rank}")
     async def message(session_id: SessionId, rank: Rank, identity: caller) -> Response:
         """One message of a session, by its rank."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
-        found = await state.store.message(session_id, identity.uid, rank)
-        if found is None:
-            raise MessageNotFound
-        return _json(found)
+        parts = _one(state.store.message(session_id, identity.uid, rank))
+        return PagedAnswer(state.answers, identity.uid, parts, media_type="application/json")
+
+
+async def _one(pieces: AsyncIterator[bytes]) -> Parts:
+    """A message in pieces; raises `MessageNotFound` where there are none. One piece alone is an ordinary answer."""
+    held = await anext(pieces, None)
+    if held is None:
+        raise MessageNotFound
+    async for piece in pieces:
+        yield Part(held)
+        held = piece
+    yield Part(held, last=True)
 
 
 def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
@@ -223,20 +233,6 @@ def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
     if not identity.may_ask(chosen):
         raise AgentNotFound
     return chosen
-
-
-def _cut_text(message: bytes, limit: int | None, offset: int) -> bytes:
-    """The message with each text part cut to the window of characters."""
-    body = loads(message)
-    end = None if limit is None else offset + limit
-    for part in body["parts"]:
-        if part.get("type") == "text":
-            part["text"] = part["text"][offset:end]
-    return dumps(body)
-
-
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
 
 
 def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:

@@ -222,12 +222,32 @@ def checkpoint_of(message: ChatMessage, agent_id: str) -> str:
     return str(extras.get("checkpoint", ""))
 
 
+def cut_texts(message: bytes, window: "HistoryWindow") -> bytes:
+    """An encoded ChatMessage with each of its texts cut to a window of characters, counted from the first."""
+    body = loads(message)
+    end = None if window.limit is None else window.offset + window.limit
+    for part in body["parts"]:
+        if part.get("type") == "text":
+            part["text"] = part["text"][window.offset : end]
+    return dumps(body)
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
     """A window over a session's messages counted from the newest: skip `offset`, take `limit` (None: all)."""
 
     limit: int | None = None
     offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Some encoded ChatMessages, ascending rank, or the rank of one that is `large`: it is read in pieces. `last`: no
+    page follows; the last one of a window need not say so."""
+
+    messages: list[bytes]
+    large: int | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The ports through which turns reach storage. `persist` implements them; only `app` wires the two."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, get_args
@@ -10,6 +10,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import (
     AskRecord,
     Durability,
+    HistoryPage,
     HistoryWindow,
     Session,
     SessionsWanted,
@@ -64,11 +65,14 @@ class SessionStore(TurnStore, Protocol):
     async def delete(self, session_id: str, user_id: str) -> bool:
         """Delete the session and all that belongs to it, in order after its turns. False if it is unknown."""
 
-    async def history(self, session_id: str, user_id: str, window: HistoryWindow) -> list[bytes]:
-        """Encoded ChatMessages of the window, ascending rank, pending ones included."""
+    def pages(self, session_id: str, user_id: str, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
+        """The messages of the window, ascending rank, pending ones included. Nothing is held between two pages."""
 
-    async def message(self, session_id: str, user_id: str, rank: int) -> bytes | None:
-        """One encoded ChatMessage, or None."""
+    def message(
+        self, session_id: str, user_id: str, rank: int, text: HistoryWindow | None = None
+    ) -> AsyncIterator[bytes]:
+        """One encoded ChatMessage, in pieces; none where there is none. With `text` each of its texts is cut to that
+        window of characters, counted from the first."""
 
     async def change(
         self,
@@ -94,6 +98,16 @@ async def load_owned(store: TurnStore, session_id: str, user_id: str) -> Session
     if session is None:
         raise SessionNotFound
     return session
+
+
+async def newest_message(store: SessionStore, session_id: str, user_id: str) -> bytes | None:
+    """The encoded ChatMessage of the highest rank; None without one, or where it is large: no question to a person is.
+
+    May raise `HistoryUnavailable`.
+    """
+    async for page in store.pages(session_id, user_id, HistoryWindow(1)):
+        return page.messages[-1] if page.messages else None
+    return None
 
 
 class HeldElsewhere(Exception):

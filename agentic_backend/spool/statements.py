@@ -60,16 +60,45 @@ TOUCH_SESSION = text("""
 UPDATE session SET used_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
 """)
 
-# `below` excludes pending messages, which the caller has already.
-HISTORY = text(f"""
-SELECT {_MESSAGE} FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND rank < :below
-ORDER BY rank DESC LIMIT CAST(:limit AS bigint) OFFSET :offset
+# One page of a window over a session's messages, which is counted from the newest below a rank: as many from its first
+# on as have at most `page_bytes`, but one at least. Row by row, since nothing else stops reading at a sum: each message
+# is built once, and the one that does not fit any more. That of more than `large_bytes` comes without its text. `last`
+# is the rank with which the window ends. Pages behind the first one have neither limit nor offset, but their ranks.
+_MINE = "session_id = :session_id AND user_id = :user_id"
+HISTORY_PAGE = text(f"""
+WITH RECURSIVE wanted AS MATERIALIZED (
+    SELECT CASE WHEN CAST(:limit AS bigint) IS NULL THEN CAST(:first AS integer) ELSE coalesce((
+            SELECT rank FROM session_history WHERE {_MINE} AND rank < :below
+            ORDER BY rank DESC LIMIT 1 OFFSET :offset + CAST(:limit AS bigint) - 1), 0) END AS first,
+        (SELECT rank FROM session_history WHERE {_MINE} AND rank < :below
+            ORDER BY rank DESC LIMIT 1 OFFSET :offset) AS last
+), page AS (
+    SELECT one.rank, one.message, octet_length(one.message) AS bytes FROM wanted, LATERAL (
+        SELECT rank, {_MESSAGE} FROM session_history
+        WHERE {_MINE} AND rank BETWEEN wanted.first AND wanted.last ORDER BY rank LIMIT 1) AS one
+    UNION ALL
+    SELECT next.rank, next.message, page.bytes + octet_length(next.message) FROM page, wanted, LATERAL (
+        SELECT rank, {_MESSAGE} FROM session_history
+        WHERE {_MINE} AND rank > page.rank AND rank <= wanted.last ORDER BY rank LIMIT 1) AS next
+    WHERE page.bytes + octet_length(next.message) <= :page_bytes
+)
+SELECT page.rank, CASE WHEN page.bytes <= :large_bytes THEN page.message END AS message, wanted.last
+FROM page, wanted ORDER BY page.rank
 """)  # noqa: S608 - constants
 
-MESSAGE = text(f"""
-SELECT {_MESSAGE} FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND rank = CAST(:rank AS integer)
+# A message of any size, a piece at a time, by characters. `bytes` is the size of all of it.
+_PIECE = "SELECT substr(message, :start, :chars) AS piece, octet_length(message) AS bytes"
+MESSAGE_PIECE = text(f"""
+{_PIECE} FROM (SELECT {_MESSAGE} FROM session_history WHERE {_MINE} AND rank = CAST(:rank AS integer)) AS one
+""")  # noqa: S608 - constants
+
+# The same with its texts cut to a window of characters.
+_CUT_TEXTS = """(SELECT coalesce(jsonb_agg(CASE WHEN part->>'type' = 'text' THEN part || jsonb_build_object(
+        'text', substr(part->>'text', :text_start, coalesce(CAST(:text_chars AS integer), 2147483647 - :text_start)))
+    ELSE part END ORDER BY place), '[]') FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place))"""
+CUT_MESSAGE_PIECE = text(f"""
+{_PIECE} FROM (SELECT {_MESSAGE.replace("parts_json", _CUT_TEXTS)} FROM session_history
+    WHERE {_MINE} AND rank = CAST(:rank AS integer)) AS one
 """)  # noqa: S608 - constants
 
 # An exchange has its user's message in the final channel, once: a unique index (r0008) has one entry for each. An id

@@ -10,13 +10,15 @@ import psycopg
 
 from agentic_backend.events import ChatMessage, text_part
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import Session, TurnRecord
+from agentic_backend.session.models import HistoryWindow, Session, TurnRecord
+from agentic_backend.session.store import SessionStore
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool import spoolfile
 from backend_kit.kpi import Kpi
 from tests.support.patience import PATIENCE_S
 
 USER = "ada"
+EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
 DROP TABLE instance;
@@ -114,6 +116,20 @@ def with_bytes(record: TurnRecord, old: bytes, new: bytes) -> TurnRecord:
         for m in record.messages
     )
     return TurnRecord(record.session, record.exchange_id, messages)
+
+
+async def history_of(
+    store: SessionStore, session_id: str, user_id: str = USER, window: HistoryWindow = EVERYTHING
+) -> list[bytes]:
+    """All messages of a window, which has no large one."""
+    pages = [page async for page in store.pages(session_id, user_id, window)]
+    assert not [page for page in pages if page.large is not None]
+    return [message for page in pages for message in page.messages]
+
+
+async def message_of(store: SessionStore, session_id: str, user_id: str, rank: int) -> bytes | None:
+    """One message, None where there is none."""
+    return b"".join([piece async for piece in store.message(session_id, user_id, rank)]) or None
 
 
 async def new_session(persistence: Persistence, user_id: str = USER, title: str = "") -> Session:

@@ -14,8 +14,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from agentic_backend.rest.scopes import SCOPES
-from agentic_backend.session.models import HistoryWindow
 from backend_kit.auth import PUBLIC, ActingHeaders, ActingUser, KeyScope
+from tests.agentic_backend.records import history_of
 from tests.support.api_keys import ALL, revoke_key, stored_key
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, SECURITY, headers_of, token_of
@@ -185,7 +185,7 @@ async def test_a_revoked_key_ends_everywhere_and_on_an_open_socket(secured: Runn
         assert headers["WWW-Authenticate"] == "Bearer"
         for socket in (native, compatible):
             assert await closed_for_an_ask(socket, session_id) == 4401
-    turns = await secured.service.running.persistence.store.history(session_id, "ann", HistoryWindow(None, 0))
+    turns = await history_of(secured.service.running.persistence.store, session_id, "ann")
     assert len(turns) == 4
 
 

@@ -1,11 +1,16 @@
 """The list of sessions, its pages and its search, and export, over REST."""
 
+import asyncio
 import json
+import socket
 
+import aiohttp
 import pytest
 
+from backend_kit.wire import dumps
+from tests.agentic_backend.records import history_of, turn, until
 from tests.support.patience import PATIENCE_S
-from tests.support.service import BASE, hear_until, say
+from tests.support.service import BASE, hear_until, hits, say
 
 
 async def talk(service, title, *questions):
@@ -84,3 +89,55 @@ async def test_a_long_history_is_compressed_and_the_same(service):
             assert response.headers.get("Content-Encoding") == (None if encoding == "identity" else encoding)
             assert (int(response.headers["Content-Length"]) < len(answers["identity"])) == (encoding == "gzip")
     assert answers["gzip"] == answers["identity"]
+
+
+async def long_conversation(service, turns=6, chars=60_000):
+    """A session whose history is several pages, most of which wait for Postgres or have just been committed."""
+    session = await service.service.running.persistence.store.get(await service.create_session("Long"), "admin")
+    session_id = session.id
+    for number in range(turns):
+        record = turn(session, f"x{number}", f"question {number}", "é" * chars)
+        await service.service.running.persistence.log.append(record)
+        session = record.session
+    return session_id
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "zstd"])
+async def test_a_long_history_and_its_export_come_whole_and_byte_for_byte(service, encoding):
+    session_id = await long_conversation(service)
+    persistence = service.service.running.persistence
+    await persistence.flush(PATIENCE_S)
+    stored = b",".join(await history_of(persistence.store, session_id, "admin"))
+    session = (await persistence.store.get(session_id, "admin")).wire()
+    for path, expected in (
+        ("history", b"[" + stored + b"]"),
+        ("export?format=json", b'{"session":' + dumps(session) + b',"messages":[' + stored + b"]}"),
+    ):
+        headers = {"Accept-Encoding": encoding}
+        url = f"{BASE}/chatbot/session/{session_id}/{path}"
+        async with aiohttp.request("GET", f"http://127.0.0.1:{service.port}{url}", headers=headers) as response:
+            assert response.headers.get("Content-Encoding", "identity") == encoding
+            assert response.headers["Transfer-Encoding"] == "chunked"
+            assert await response.read() == expected
+    async with service.http.get(f"{BASE}/chatbot/session/{session_id}/export") as response:
+        assert (await response.text()).count("\n## Question\n") == 6
+    assert [len(one["parts"][0]["text"]) for one in await service.history(session_id, "?limit=2&text_limit=4")] == [
+        4,
+        4,
+    ]
+
+
+async def test_a_reader_that_stops_in_the_middle_is_cut_off_and_counted(start_service):
+    async with start_service(deadlines={"send_s": 1}) as service:
+        session_id = await long_conversation(service, turns=12, chars=400_000)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with sock:
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", service.port))
+            await loop.sock_sendall(
+                sock, b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % f"{BASE}/chatbot/session/{session_id}/history".encode()
+            )
+            await until(lambda: hits(service, "answers_unread") == 1)
+        assert service.service.running.chat.answers.gate.running == 0

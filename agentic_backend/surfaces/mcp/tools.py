@@ -33,8 +33,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.errors import MessageTooLong, SessionLimitReached
-from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import AWAITING
+from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import (
     Ask,
     Awaiting,
@@ -229,8 +230,8 @@ class AgentTools:
         if not self._services.catalog.get(ask.agent_id).asks_people:
             return None
         with self._services.kpi.phase("history_get"):
-            newest = await self._services.store.history(ask.session_id, ask.user_id, HistoryWindow(1))
-        message = loads(newest[-1]) if newest else {}
+            newest = await newest_message(self._services.store, ask.session_id, ask.user_id)
+        message = loads(newest) if newest else {}
         metadata = message.get("metadata", {})
         extras = metadata.get("extras", {})
         if extras.get("status") != AWAITING or metadata.get("agent_id") != ask.agent_id:

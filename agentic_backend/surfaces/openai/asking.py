@@ -17,8 +17,8 @@ from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import AgentNotFound, BadRequest, Draining, Forbidden, MessageTooLong
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
+from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
 from agentic_backend.surfaces.openai.asked import Named, named
 from agentic_backend.surfaces.openai.messages import Conversation, with_results
@@ -225,8 +225,8 @@ async def find_waiting(services: DoorServices, ask: Ask) -> OpenQuestion | None:
     if not services.catalog.get(ask.agent_id).asks_people:
         return None
     with services.kpi.phase("history_get"):
-        newest = await services.store.history(ask.session_id, ask.user_id, HistoryWindow(1))
-    message = loads(newest[-1]) if newest else {}
+        newest = await newest_message(services.store, ask.session_id, ask.user_id)
+    message = loads(newest) if newest else {}
     extras = message.get("metadata", {}).get("extras", {})
     if extras.get("status") != AWAITING or message["metadata"].get("agent_id") != ask.agent_id:
         return None

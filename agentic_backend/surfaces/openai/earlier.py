@@ -22,7 +22,8 @@ from backend_kit.wire import loads
 
 PREVIOUS: Final = "previous_response_id"
 CONVERSATION: Final = "conversation"
-_EVERYTHING: Final = HistoryWindow()
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Of a conversation's messages, without what tools returned: no model reads as much."""
 
 Message = Mapping[str, Any]
 """A ChatMessage, decoded."""
@@ -55,7 +56,7 @@ async def before(services: DoorServices, identity: Identity, previous: str) -> E
         remembered = _remembered(turn)
         if remembered is not None and identity.may_ask(turn.ask.agent_id):
             return remembered
-    exchanges = await _exchanges(services, name.session_id, identity.uid)
+    exchanges = await _exchanges(services, name.session_id, identity.uid, PREVIOUS)
     if name.exchange_id not in exchanges:
         if turn is not None and not turn.ended and turn.ask.session_id == name.session_id:
             raise CannotNow("The response before this one has not ended.", PREVIOUS)
@@ -77,7 +78,7 @@ async def all_before(services: DoorServices, identity: Identity, session_id: str
     remembered = _remembered(turn) if turn is not None else None
     if remembered is not None:
         return remembered
-    exchanges = await _exchanges(services, session_id, identity.uid)
+    exchanges = await _exchanges(services, session_id, identity.uid, CONVERSATION)
     newest = next(reversed(exchanges), None)
     chain = [] if newest is None else [*_chain(exchanges, newest)]
     return _earlier(session_id, [exchanges[one] for one in reversed(chain)], CONVERSATION)
@@ -113,14 +114,37 @@ def _remembered(turn: Turn) -> Earlier | None:
 _NOT_FOUND: Final = "previous_response_not_found"
 
 
-async def _exchanges(services: DoorServices, session_id: str, user_id: str) -> dict[str, list[Message]]:
-    """The session's exchanges with their messages, oldest first."""
-    with services.kpi.phase("history_get"):
-        messages = await services.store.history(session_id, user_id, _EVERYTHING)
+async def _exchanges(services: DoorServices, session_id: str, user_id: str, field: str) -> dict[str, list[Message]]:
+    """The session's exchanges with their messages, oldest first. Raises Refused above `MAX_BYTES`."""
     exchanges: dict[str, list[Message]] = {}
-    for message in map(loads, messages):
-        exchanges.setdefault(message["exchange_id"], []).append(message)
+    kept = 0
+    with services.kpi.phase("history_get"):
+        async for page in services.store.pages(session_id, user_id, HistoryWindow()):
+            messages = page.messages
+            if page.large is not None:
+                messages = [await _large(services, session_id, user_id, page.large, field)]
+            for encoded in messages:
+                message = loads(encoded)
+                if message["role"] == "tool":
+                    message["parts"] = []  # no later request has what tools returned
+                else:
+                    kept += len(encoded)
+                exchanges.setdefault(message["exchange_id"], []).append(message)
+            _expect_bounded(kept, field)
     return exchanges
+
+
+async def _large(services: DoorServices, session_id: str, user_id: str, rank: int, field: str) -> bytes:
+    message = bytearray()
+    async for piece in services.store.message(session_id, user_id, rank):
+        message += piece
+        _expect_bounded(len(message), field)
+    return bytes(message)
+
+
+def _expect_bounded(size: int, field: str) -> None:
+    if size > MAX_BYTES:
+        raise Refused(f"{field} names a conversation of more than {MAX_BYTES >> 20} MiB.", field, "invalid_value")
 
 
 def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]:

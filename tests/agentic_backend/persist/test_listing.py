@@ -10,8 +10,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.listing import _PENDING_BYTES, SEARCH_SESSIONS
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
-from tests.agentic_backend.records import USER, new_session, turn
+from agentic_backend.session.models import Session, SessionsWanted
+from tests.agentic_backend.records import USER, history_of, new_session, turn
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -163,7 +163,7 @@ async def test_a_message_of_any_size_and_kind_is_stored(persistence: Persistence
     odd = turn(session, "e2", "x" * 5000, "")
     await persistence.log.append(odd)
     await persistence.flush(PATIENCE_S)
-    assert len(rows_of := await persistence.store.history(session.id, USER, HistoryWindow())) == 4
+    assert len(rows_of := await history_of(persistence.store, session.id, USER)) == 4
     assert b"word299999" in rows_of[1]
     assert await titles(persistence, "word100") == ["Large"]
     assert await titles(persistence, "word299999") == []

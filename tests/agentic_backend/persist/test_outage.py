@@ -14,7 +14,7 @@ from agentic_backend.session.models import HistoryWindow
 from backend_kit.db.database import DatabaseState
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, rows, stored_ranks, turn, turns
+from tests.agentic_backend.records import USER, history_of, new_session, rows, stored_ranks, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
@@ -62,7 +62,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
             # Readers of a pending session are served; of others, told at once that history is not available.
             with pytest.raises(HistoryUnavailable):
                 await persistence.store.list_for(USER)
-            newest = await persistence.store.history(sessions[0].id, USER, HistoryWindow(2))
+            newest = await history_of(persistence.store, sessions[0].id, USER, HistoryWindow(2))
             assert [loads(message)["rank"] for message in newest] == [40, 41]
             known = await persistence.store.get(sessions[0].id, USER)
             assert known is not None

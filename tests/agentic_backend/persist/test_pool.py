@@ -19,7 +19,17 @@ from backend_kit.db.pool import Pool, PoolRules, database_url
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, observations, rows, total, turns, until
+from tests.agentic_backend.records import (
+    USER,
+    history_of,
+    message_of,
+    new_session,
+    observations,
+    rows,
+    total,
+    turns,
+    until,
+)
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -102,10 +112,10 @@ async def test_a_pool_without_a_free_connection_answers_history_unavailable(
         assert (stats.size, stats.in_use, stats.idle, stats.overflow) == (1, 2, 0, 1)
         for read in (
             persistence.store.get(session.id, USER),
-            persistence.store.history(session.id, USER, HistoryWindow()),
+            history_of(persistence.store, session.id, USER),
             persistence.store.list_for(USER),
             persistence.store.create(session),
-            persistence.store.message(session.id, USER, 0),
+            message_of(persistence.store, session.id, USER, 0),
         ):
             with pytest.raises(HistoryUnavailable):
                 await read
@@ -162,9 +172,9 @@ async def test_nothing_is_compiled_after_warm_up(persistence: Persistence) -> No
         assert await persistence.flush(PATIENCE_S) == 0
         persistence.cache.forget((session.id, USER))
         await persistence.store.remembered(session.id, USER, 5)
-        await persistence.store.history(session.id, USER, HistoryWindow())
-        await persistence.store.history(session.id, USER, HistoryWindow(1, 1))
-        await persistence.store.message(session.id, USER, 1)
+        await history_of(persistence.store, session.id, USER)
+        await history_of(persistence.store, session.id, USER, HistoryWindow(1, 1))
+        await message_of(persistence.store, session.id, USER, 1)
         await persistence.store.get(session.id, USER)
         await persistence.store.list_for(USER)
         await persistence.store.delete(session.id, USER)

@@ -18,7 +18,7 @@ from agentic_backend.spool.statements import NEWEST_CHECKPOINT
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, rows, total, turn, turns
+from tests.agentic_backend.records import USER, history_of, message_of, new_session, rows, total, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -49,14 +49,14 @@ async def test_a_window_is_counted_from_the_newest_message(build: Build, databas
 
     messages = [message for record in records for message in record.messages]
     for window in WINDOWS:
-        found = [loads(message) for message in await persistence.store.history(session.id, USER, window)]
+        found = [loads(message) for message in await history_of(persistence.store, session.id, USER, window)]
         assert found == expected(messages, window), window
     for message in messages:
-        one = await persistence.store.message(session.id, USER, message.rank)
+        one = await message_of(persistence.store, session.id, USER, message.rank)
         assert one is not None
         assert loads(one) == loads(message.json)
     for rank in (-1, 10, 2**31, 10**30):
-        assert await persistence.store.message(session.id, USER, rank) is None
+        assert await message_of(persistence.store, session.id, USER, rank) is None
 
 
 async def test_a_message_comes_back_as_it_was_written(persistence: Persistence) -> None:
@@ -78,7 +78,7 @@ async def test_a_message_comes_back_as_it_was_written(persistence: Persistence) 
     await persistence.log.append(TurnRecord(session.advanced(1, "t"), 'x"1', (message,)))
     assert await persistence.flush(PATIENCE_S) == 0
 
-    (stored,) = await persistence.store.history(session.id, USER, HistoryWindow())
+    (stored,) = await history_of(persistence.store, session.id, USER)
     assert loads(stored) == loads(message.json)
     assert list(loads(stored)) == list(loads(message.json))
 
@@ -89,10 +89,10 @@ async def test_a_reader_sees_its_own_writes_at_every_moment(persistence: Persist
         await persistence.log.append(record)
         if number % 3 == 0:
             await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - catches the commit at different moments
-        history = await persistence.store.history(session.id, USER, HistoryWindow(4))
+        history = await history_of(persistence.store, session.id, USER, HistoryWindow(4))
         found = await persistence.store.get(session.id, USER)
         (listed,) = await persistence.store.list_for(USER)
-        message = await persistence.store.message(session.id, USER, 2 * number - 1)
+        message = await message_of(persistence.store, session.id, USER, 2 * number - 1)
         assert [loads(m)["rank"] for m in history] == list(range(max(0, 2 * number - 4), 2 * number))
         assert found is not None
         assert found.next_rank == listed.next_rank == 2 * number
@@ -166,8 +166,8 @@ async def test_another_users_session_is_an_unknown_one(held: Persistence, pendin
         assert await held.flush(PATIENCE_S) == 0
     store = held.store
     assert await store.get(session.id, "mallory") is None
-    assert await store.history(session.id, "mallory", HistoryWindow()) == []
-    assert await store.message(session.id, "mallory", 0) is None
+    assert await history_of(store, session.id, "mallory") == []
+    assert await message_of(store, session.id, "mallory", 0) is None
     assert await store.remembered(session.id, "mallory", 5) == []
     assert await store.newest_checkpoint(session.id, "mallory", "Graph") == ""
     assert await store.list_for("mallory") == []
@@ -180,8 +180,8 @@ async def test_a_session_whose_delete_is_pending_is_gone_for_its_readers(held: P
     await asyncio.sleep(0)
     store = held.store
     assert await store.get(session.id, USER) is None
-    assert await store.history(session.id, USER, HistoryWindow()) == []
-    assert await store.message(session.id, USER, 0) is None
+    assert await history_of(store, session.id, USER) == []
+    assert await message_of(store, session.id, USER, 0) is None
     assert await store.remembered(session.id, USER, 5) == []
     assert await store.newest_checkpoint(session.id, USER, "Graph") == ""
     assert await store.list_for(USER) == []
@@ -193,8 +193,8 @@ async def test_a_session_whose_delete_is_pending_is_gone_for_its_readers(held: P
 async def test_ids_that_cannot_exist_are_unknown(persistence: Persistence, session_id: str) -> None:
     store = persistence.store
     assert await store.get(session_id, USER) is None
-    assert await store.history(session_id, USER, HistoryWindow()) == []
-    assert await store.message(session_id, USER, 0) is None
+    assert await history_of(store, session_id, USER) == []
+    assert await message_of(store, session_id, USER, 0) is None
     assert await store.remembered(session_id, USER, 5) == []
     assert await store.newest_checkpoint(session_id, USER, "Graph") == ""
     assert await store.delete(session_id, USER) is False

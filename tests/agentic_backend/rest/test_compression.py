@@ -14,6 +14,7 @@ from agentic_backend.rest.compression import COMPRESSORS, MIN_BYTES, OFF_LOOP_BY
 
 BOTH = ("zstd", "gzip")
 DECODE = {"gzip": gzip.decompress, "zstd": lambda body: zstandard.ZstdDecompressor().decompress(body)}
+STREAM = {"gzip": gzip.decompress, "zstd": lambda body: zstandard.ZstdDecompressor().decompressobj().decompress(body)}
 TEXT = "médian " * 500
 
 
@@ -113,15 +114,22 @@ async def test_a_small_answer_stays_as_it_is(size, compressed):
     assert response.headers["vary"] == "Accept-Encoding"
 
 
-@pytest.mark.parametrize(
-    "path", ["/failure", "/image", "/events", "/events?type=application/json", "/event", "/encoded"]
-)
-async def test_what_streams_fails_or_is_no_text_stays_as_it_is(path):
+@pytest.mark.parametrize("path", ["/failure", "/image", "/events", "/event", "/encoded"])
+async def test_events_failures_and_what_is_no_text_stay_as_they_are(path):
     response, body = await get(path)
     plain, same = await get(path, mode="none")
     assert response.headers.get("content-encoding") == plain.headers.get("content-encoding")
     assert body == same
     assert len(body) > MIN_BYTES
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_what_comes_in_pieces_is_compressed_as_it_comes(encoding):
+    response, body = await get("/events?type=application/json", accepted=encoding)
+    assert response.headers["content-encoding"] == encoding
+    assert "content-length" not in response.headers
+    assert STREAM[encoding](body) == b"data: 1\n\n" * 500 + b"data: 2\n\n"
+    assert len(body) < 200
 
 
 async def test_events_are_sent_as_they_come():
@@ -156,11 +164,16 @@ async def test_the_head_alone_is_not_described_as_compressed():
 async def test_a_large_answer_is_compressed_beside_the_loop(encoding, size):
     threads = []
 
-    def seen(body):
-        threads.append(threading.current_thread())
-        return COMPRESSORS[encoding](body)
+    class Seen:
+        def __init__(self, length):
+            self.compressor = COMPRESSORS[encoding](length)
+            self.flush = self.compressor.flush
 
-    _, body = await get(f"/text?size={size}", accepted=encoding, compressors={encoding: seen})
+        def compress(self, body):
+            threads.append(threading.current_thread())
+            return self.compressor.compress(body)
+
+    _, body = await get(f"/text?size={size}", accepted=encoding, compressors={encoding: Seen})
     assert len(DECODE[encoding](body)) == size
     assert (threads == [threading.main_thread()]) == (size == OFF_LOOP_BYTES)
     assert len(threads) == 1

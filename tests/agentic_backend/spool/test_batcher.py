@@ -6,12 +6,13 @@ import pytest
 
 from agentic_backend.errors import StorageFull
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
+from agentic_backend.session.models import AskRecord, TurnRecord
 from agentic_backend.spool.batcher import BatchRules
 from backend_kit.kpi import Kpi
 from tests.agentic_backend.conftest import Build
 from tests.agentic_backend.records import (
     USER,
+    history_of,
     new_session,
     observations,
     rows,
@@ -402,7 +403,7 @@ async def test_history_is_readable_while_a_batch_is_refused(held: Persistence, d
         assert held.batcher.blocked_by == "statement"
         assert held.dependencies()["postgres"] == {"status": "down", "pending_records": 1}
         assert held.schema_known
-        assert len(await held.store.history(session.id, USER, HistoryWindow())) == 2
+        assert len(await history_of(held.store, session.id, USER)) == 2
         operator.execute("ALTER TABLE session_history RENAME COLUMN part TO role")
     assert (await held.batcher.flush(PATIENCE_S)).left == 0
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.events import utc_now
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import AskRecord, HistoryWindow
+from agentic_backend.session.models import AskRecord
 from agentic_backend.spool.pending import Change
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.spooldir import Mark, Reserve, SpoolLock
@@ -30,7 +30,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.parent_death import with_parent_death_signal
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, stored_ranks, turn, turns
+from tests.agentic_backend.records import USER, history_of, new_session, stored_ranks, turn, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
@@ -502,7 +502,7 @@ async def test_turns_go_to_postgres_from_a_full_disk_and_a_further_start_changes
         assert not first.log.has_room()
         assert first.dependencies()["spool"] == {"status": "down", "dead_letters": 0}
         assert first.dependencies()["postgres"]["pending_records"] == 5
-        seen = await first.store.history(session.id, USER, HistoryWindow())
+        seen = await history_of(first.store, session.id, USER)
         assert [loads(message)["rank"] for message in seen] == list(range(8))
         first.start()
         assert await first.flush(PATIENCE_S) == 0

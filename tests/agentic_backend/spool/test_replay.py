@@ -15,12 +15,23 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.events import ChatMessage, iso_z
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
-from agentic_backend.session.models import AskRecord, HistoryWindow, TurnRecord
+from agentic_backend.session.models import AskRecord, TurnRecord
 from agentic_backend.spool.spool import Spool
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, BadDisk, new_session, rows, stored_ranks, total, turn, turns
+from tests.agentic_backend.records import (
+    USER,
+    BadDisk,
+    history_of,
+    message_of,
+    new_session,
+    rows,
+    stored_ranks,
+    total,
+    turn,
+    turns,
+)
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -70,7 +81,7 @@ async def test_acknowledged_turns_are_read_and_written_after_a_kill(
     heir = await successor(build, database, kill(held))
 
     assert heir.dependencies()["postgres"]["pending_records"] == 3
-    seen = await heir.store.history(session.id, USER, HistoryWindow())
+    seen = await history_of(heir.store, session.id, USER)
     assert [loads(message)["rank"] for message in seen] == list(range(6))
     found = await heir.store.get(session.id, USER)
     assert found is not None
@@ -143,7 +154,7 @@ async def test_an_interrupted_exchange_that_ran_again_takes_its_own_place(
         assert await held.flush(PATIENCE_S) == 0
     newer = turn(session.advanced(0, ""), "cut", "why?", "a thought", "because")
     await held.log.append(newer)
-    seen = [loads(message) for message in await held.store.history(session.id, USER, HistoryWindow())]
+    seen = [loads(message) for message in await history_of(held.store, session.id, USER)]
     if not stored:
         held.start()
     assert await held.flush(PATIENCE_S) == 0
@@ -253,7 +264,7 @@ async def test_a_deleted_session_does_not_come_back(build: Build, database: Data
     left = kill(held)
     heir = await successor(build, database, left)
     assert await heir.store.get(session.id, USER) is None
-    assert await heir.store.history(session.id, USER, HistoryWindow()) == []
+    assert await history_of(heir.store, session.id, USER) == []
     assert [one.id for one in await heir.store.list_for(USER)] == [other.id]
     heir.start()
     assert await heir.flush(PATIENCE_S) == 0
@@ -304,9 +315,9 @@ async def test_bodies_beyond_what_is_kept_in_memory_come_from_the_disk(build: Bu
     for record in turns(session, 100):
         await held.log.append(record)
     assert held.pending._kept_bytes <= 2000
-    seen = await held.store.history(session.id, USER, HistoryWindow())
+    seen = await history_of(held.store, session.id, USER)
     assert [loads(message)["rank"] for message in seen] == list(range(200))
-    message = await held.store.message(session.id, USER, 100)
+    message = await message_of(held.store, session.id, USER, 100)
     assert message is not None
     assert loads(message)["exchange_id"] == "x51"
     held.start()

@@ -12,13 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.models import Session
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.spooldir import Mark
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
-from tests.agentic_backend.records import USER, new_session, stored_ranks, total
+from tests.agentic_backend.records import USER, history_of, new_session, stored_ranks, total
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -110,7 +110,7 @@ async def test_turns_that_the_program_before_left_reach_postgres_in_order(
     heir = build(database.settings(), own_kpi=kpi, persistence={"spool_dir": str(left)})
     await heir.database.connect_until_ready(lambda _state: None)
     assert heir.dependencies()["postgres"]["pending_records"] == 7
-    seen = await heir.store.history(other.id, USER, HistoryWindow())
+    seen = await history_of(heir.store, other.id, USER)
     assert [loads(text)["rank"] for text in seen] == list(range(6))
     heir.start()
     assert await heir.flush(PATIENCE_S) == 0

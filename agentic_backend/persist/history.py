@@ -1,0 +1,144 @@
+"""The messages of a session, page by page: what Postgres has, then what is pending; a page in memory at a time."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.events import ChatMessage
+from agentic_backend.persist.queries import Queries
+from agentic_backend.session.models import HistoryPage, HistoryWindow, TurnRecord
+from agentic_backend.spool.pending import Key, Op, Pending
+from agentic_backend.spool.statements import CUT_MESSAGE_PIECE, HISTORY_PAGE, MESSAGE_PIECE
+
+PAGE_BYTES: Final = 256 * 1024
+"""Of the messages of a page, unless it has one alone. A page is in memory three times while it is read."""
+LARGE_BYTES: Final = 1024 * 1024
+"""A message above this is no page, but read in pieces."""
+PIECE_CHARS: Final = 256 * 1024
+"""Of a large message, read at a time: at most four times as many bytes."""
+RANK_LIMIT: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A pending turn with the ranks of its messages. Those of a small one are kept, of a large one read again."""
+
+    op: Op
+    ranks: tuple[int, ...]
+    messages: tuple[ChatMessage, ...] | None
+
+
+class HistoryReader:
+    """Reads windows of a session's messages, and single ones of any size.
+
+    A page takes a connection for one statement, and none between two pages, however long its reader takes.
+    """
+
+    def __init__(self, queries: Queries, pending: Pending) -> None:
+        self._queries = queries
+        self._pending = pending
+
+    async def pages(self, key: Key, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
+        """See `SessionStore.pages`. What is committed while this reads is found in one of the two, and told once."""
+        if window.limit == 0:
+            return
+        # Before Postgres, not after: what is committed in between is then in at least one of the two.
+        waiting = await self._waiting(key)
+        ranks = [rank for one in waiting for rank in one.ranks]
+        end = max(0, len(ranks) - window.offset)
+        chosen = ranks[:end] if window.limit is None else ranks[end - min(end, window.limit) : end]
+        below = ranks[0] if ranks else RANK_LIMIT
+        limit = None if window.limit is None else min(window.limit, RANK_LIMIT) - len(chosen)
+        if below > 0 and limit != 0:
+            if ranks and self._queries.just_failed:
+                # The look-up of the session has waited already; only pending turns have brought the reader this far.
+                raise HistoryUnavailable("the older part of the history is in Postgres")
+            older = HistoryWindow(limit, min(max(0, window.offset - len(ranks)), RANK_LIMIT))
+            async for page in self._stored(key, 0, below, older, more=bool(chosen)):
+                yield page
+        if chosen:
+            async for page in self._newer(key, waiting, chosen):
+                yield page
+
+    async def pieces(self, key: Key, rank: int, text: HistoryWindow | None) -> AsyncIterator[bytes]:
+        """See `SessionStore.message`, of which this reads what Postgres has."""
+        statement, op = MESSAGE_PIECE, "get_message"
+        values: dict[str, object] = {"session_id": key[0], "user_id": key[1], "rank": rank, "chars": PIECE_CHARS}
+        if text is not None:
+            statement, op = CUT_MESSAGE_PIECE, "get_cut_message"
+            values |= {"text_start": min(text.offset, RANK_LIMIT - 1) + 1, "text_chars": text.limit}
+        start, size = 1, None
+        while True:
+            rows = await self._queries.fetch(op, statement, {**values, "start": start})
+            if not rows and start == 1:
+                return
+            if not rows or (size is not None and size != rows[0].bytes):
+                raise HistoryUnavailable("a message was changed while it was read")
+            piece, size = rows[0].piece, rows[0].bytes
+            if piece:
+                yield piece.encode()
+            if len(piece) < PIECE_CHARS:
+                return
+            start += PIECE_CHARS
+
+    async def _waiting(self, key: Key) -> list[_Waiting]:
+        found, kept = [], 0
+        # An exchange that was interrupted and ran again replaces its earlier record.
+        for op in {op.exchange_id: op for op in self._pending.turns(key)}.values():
+            messages = await self._messages(op)
+            kept += op.size
+            ranks = tuple(message.rank for message in messages)
+            if ranks:
+                found.append(_Waiting(op, ranks, messages if kept <= PAGE_BYTES else None))
+        return found
+
+    async def _messages(self, op: Op) -> tuple[ChatMessage, ...]:
+        """Those of a pending turn; none once it is committed."""
+        body = (await self._pending.read([op])).get(op)
+        return () if body is None else TurnRecord.decode(body).messages
+
+    async def _newer(self, key: Key, waiting: Sequence[_Waiting], chosen: Sequence[int]) -> AsyncIterator[HistoryPage]:
+        first, last = chosen[0], chosen[-1]
+        told: list[bytes] = []
+        size = 0
+        for one in waiting:
+            if one.ranks[-1] < first or one.ranks[0] > last:
+                continue
+            messages = await self._messages(one.op) if one.messages is None else one.messages
+            wanted = [message.json for message in messages if first <= message.rank <= last]
+            if told and (not messages or size + sum(map(len, wanted)) > PAGE_BYTES):
+                yield HistoryPage(told)
+                told, size = [], 0
+            if not messages:
+                # It has been committed since.
+                below = min(one.ranks[-1], last) + 1
+                async for page in self._stored(key, max(first, one.ranks[0]), below, HistoryWindow(), more=True):
+                    yield page
+            told += wanted
+            size += sum(map(len, wanted))
+        yield HistoryPage(told, last=True)
+
+    async def _stored(
+        self, key: Key, first: int, below: int, window: HistoryWindow, *, more: bool
+    ) -> AsyncIterator[HistoryPage]:
+        """The window over the messages from `first` to before `below` in Postgres. `more`: others follow."""
+        values: dict[str, object] = {
+            "session_id": key[0],
+            "user_id": key[1],
+            "page_bytes": PAGE_BYTES,
+            "large_bytes": LARGE_BYTES,
+        }
+        while True:
+            place = {"first": first, "below": below, "limit": window.limit, "offset": window.offset}
+            rows = await self._queries.fetch("history", HISTORY_PAGE, values | place)
+            if not rows:
+                return
+            reached, last = rows[-1].rank, rows[-1].last
+            large = rows[0].rank if rows[0].message is None else None
+            messages = [] if large is not None else [row.message.encode() for row in rows]
+            del rows  # not held while the page is sent
+            yield HistoryPage(messages, large, reached == last and not more)
+            if reached == last:
+                return
+            first, below, window = reached + 1, last + 1, HistoryWindow()
