@@ -4,18 +4,43 @@ from typing import Final
 
 from sqlalchemy import text
 
+from agentic_backend.events import ChatMessage
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.store import Feedback
+from agentic_backend.session.store import Feedback, FeedbackVerdict
 from agentic_backend.spool.pending import Pending
 
-# Locking the session's row keeps it from being deleted before the feedback is stored.
+_MAX_RANK_DIGITS: Final = 10
+
+# Locking the session's row keeps it from being deleted before the feedback is stored. A message is named by its rank,
+# an answer by its exchange too: what was given under the `other` name is replaced. A pending one names itself.
 PUT_FEEDBACK: Final = text("""
-INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating, comment, created_at)
-SELECT :id, session_id, :message_id, user_id, :agent_name, :rating, :comment, CAST(:created_at AS timestamptz)
-FROM session WHERE session_id = :session_id AND user_id = :user_id FOR KEY SHARE
-ON CONFLICT (session_id, user_id, message_id) DO UPDATE SET agent_name = excluded.agent_name,
-    rating = excluded.rating, comment = excluded.comment, created_at = excluded.created_at
-RETURNING id
+WITH own AS MATERIALIZED (
+    SELECT session_id, user_id FROM session WHERE session_id = :session_id AND user_id = :user_id FOR KEY SHARE
+), named AS MATERIALIZED (
+    SELECT CAST(:other AS text) AS other WHERE CAST(:pending AS boolean)
+    UNION ALL
+    SELECT CASE WHEN h.role = 'assistant' AND h.channel = 'final' THEN h.exchange_id END
+    FROM own JOIN session_history AS h USING (session_id, user_id)
+    WHERE NOT CAST(:pending AS boolean) AND h.rank = CAST(:rank AS integer)
+    UNION ALL
+    SELECT answer.rank::text FROM own JOIN session_history AS question USING (session_id, user_id), LATERAL (
+        SELECT rank FROM session_history AS h
+        WHERE (h.session_id, h.user_id, h.exchange_id) = (own.session_id, own.user_id, question.exchange_id)
+            AND h.role = 'assistant' AND h.channel = 'final' AND h.rank > question.rank ORDER BY rank LIMIT 1) AS answer
+    WHERE NOT CAST(:pending AS boolean) AND question.exchange_id = :message_id
+        AND question.role = 'user' AND question.channel = 'final'
+), replaced AS (
+    DELETE FROM feedbacks AS f USING own, named
+    WHERE (f.session_id, f.user_id, f.message_id) = (own.session_id, own.user_id, named.other)
+), kept AS (
+    INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating, comment, created_at)
+    SELECT :id, session_id, :message_id, user_id, :agent_name, :rating, :comment, CAST(:created_at AS timestamptz)
+    FROM own WHERE EXISTS (SELECT FROM named)
+    ON CONFLICT (session_id, user_id, message_id) DO UPDATE SET agent_name = excluded.agent_name,
+        rating = excluded.rating, comment = excluded.comment, created_at = excluded.created_at
+    RETURNING id
+)
+SELECT EXISTS (SELECT FROM own) AS owned, EXISTS (SELECT FROM kept) AS kept
 """)
 
 LIST_FEEDBACK: Final = text("""
@@ -36,12 +61,22 @@ class PostgresFeedback:
         self._queries = queries
         self._pending = pending
 
-    async def put(self, feedback: Feedback) -> bool:
+    async def put(self, feedback: Feedback) -> FeedbackVerdict:
         """See `FeedbackStore`."""
-        if self._pending.deletion((feedback.session_id, feedback.user_id)) is not None:
-            return False
+        key = (feedback.session_id, feedback.user_id)
+        if self._pending.deletion(key) is not None:
+            return "no_session"
+        rank = _rank(feedback.message_id)
+        waiting = [one for one in await self._pending.messages(key) if _is_named(one, rank, feedback.message_id)]
+        other = None
+        if waiting and _is_answer(waiting[0]):
+            other = str(waiting[0].rank) if rank is None else waiting[0].exchange_id
         parameters = {name: getattr(feedback, name) for name in Feedback.__slots__}
-        return bool(await self._queries.fetch("put_feedback", PUT_FEEDBACK, parameters))
+        parameters |= {"rank": rank, "pending": bool(waiting), "other": other}
+        (row,) = await self._queries.fetch("put_feedback", PUT_FEEDBACK, parameters)
+        if not row.owned:
+            return "no_session"
+        return "kept" if row.kept else "no_message"
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
         """See `FeedbackStore`."""
@@ -61,3 +96,19 @@ class PostgresFeedback:
         return bool(
             await self._queries.fetch("delete_feedback", DELETE_FEEDBACK, {"id": feedback_id, "user_id": user_id})
         )
+
+
+def _rank(message_id: str) -> int | None:
+    """The rank that a message is named by, None for another name."""
+    if not (message_id.isascii() and message_id.isdecimal() and len(message_id) <= _MAX_RANK_DIGITS):
+        return None
+    rank = int(message_id)
+    return rank if str(rank) == message_id and rank < 2**31 else None
+
+
+def _is_answer(message: ChatMessage) -> bool:
+    return (message.role, message.channel) == ("assistant", "final")
+
+
+def _is_named(message: ChatMessage, rank: int | None, message_id: str) -> bool:
+    return message.rank == rank or (message.exchange_id == message_id and _is_answer(message))

@@ -9,7 +9,7 @@ from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from agentic_backend.chat.frames import storable
-from agentic_backend.errors import SessionNotFound
+from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.events import utc_now
 from agentic_backend.session.store import Feedback, FeedbackStore
 
@@ -21,7 +21,8 @@ _SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64), Afte
 
 
 class GiveFeedback(BaseModel):
-    """Body of `POST /chatbot/feedback`. `messageId` is any name that the client has for the message."""
+    """Body of `POST /chatbot/feedback`. `messageId` is the rank of a message, or the exchange whose
+    answer it is."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -48,8 +49,11 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
             comment=body.comment,
             created_at=utc_now(),
         )
-        if not await store().put(feedback):
-            raise SessionNotFound
+        match await store().put(feedback):
+            case "no_session":
+                raise SessionNotFound
+            case "no_message":
+                raise MessageNotFound
 
     @router.get("/chatbot/feedback")
     async def list_feedback(

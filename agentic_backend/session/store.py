@@ -236,7 +236,8 @@ class CutOffTurns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A user's rating of one message, 1 to 5. `message_id` is the client's own name for it; `created_at` ISO 8601."""
+    """A user's rating of one message, 1 to 5. `message_id` is its rank, or the exchange whose answer it is;
+    `created_at` ISO 8601."""
 
     id: str
     session_id: str
@@ -260,11 +261,15 @@ class Feedback:
         }
 
 
+FeedbackVerdict = Literal["kept", "no_session", "no_message"]
+
+
 class FeedbackStore(Protocol):
     """Feedback of users on their own sessions, deleted with them. Each method may raise `HistoryUnavailable`."""
 
-    async def put(self, feedback: Feedback) -> bool:
-        """Store it, replacing an earlier one of the same message. False if the session is not the user's."""
+    async def put(self, feedback: Feedback) -> FeedbackVerdict:
+        """Store it, replacing an earlier one of the same message: only of a message that there is, pending or stored,
+        in a session of the user's."""
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
         """The user's, newest first, of one session or all."""

@@ -1,7 +1,11 @@
 """Feedback over REST: what is taken, that a message has one, and that it goes with its session."""
 
+import json
+
 import pytest
 
+from tests.agentic_backend.records import turn
+from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE
 
 
@@ -14,12 +18,23 @@ async def give(service, sent):
         return response.status, await response.read()
 
 
+async def talk(service, *, turns=2):
+    """A session of so many exchanges, which may wait for Postgres: ranks from 0, exchanges x0, x1."""
+    persistence = service.service.running.persistence
+    session = await persistence.store.get(await service.create_session(), "admin")
+    for number in range(turns):
+        record = turn(session, f"x{number}")
+        await persistence.log.append(record)
+        session = record.session
+    return session.id
+
+
 async def own(service, query=""):
     return await service.get(f"/chatbot/feedback{query}")
 
 
 async def test_it_is_given_read_and_taken_back(service):
-    session_id = await service.create_session()
+    session_id = await talk(service)
     assert await give(service, body(session_id, comment="Précis. \U0001f600")) == (204, b"")
     (given,) = await own(service)
     feedback_id = given.pop("id")
@@ -39,7 +54,7 @@ async def test_it_is_given_read_and_taken_back(service):
 
 
 async def test_a_message_has_one_and_the_last_counts(service):
-    first, second = await service.create_session(), await service.create_session()
+    first, second = await talk(service), await talk(service)
     for sent in (body(first), body(first, messageId="3"), body(second), body(first, rating=1, comment="No.")):
         assert (await give(service, sent))[0] == 204
     found = [(one["sessionId"], one["messageId"], one["rating"], one["comment"]) for one in await own(service)]
@@ -49,7 +64,7 @@ async def test_a_message_has_one_and_the_last_counts(service):
 
 
 async def test_it_goes_with_its_session(service):
-    kept, session_id = await service.create_session(), await service.create_session()
+    kept, session_id = await talk(service), await talk(service)
     for one in (kept, session_id):
         await give(service, body(one))
     async with service.http.delete(f"{BASE}/chatbot/session/{session_id}") as response:
@@ -59,7 +74,7 @@ async def test_it_goes_with_its_session(service):
 
 
 async def test_it_is_gone_at_once_where_the_delete_waits(service):
-    session_id = await service.create_session()
+    session_id = await talk(service)
     await give(service, body(session_id))
     persistence = service.service.running.persistence
     persistence.batcher.delete((session_id, "admin"))
@@ -84,7 +99,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
 async def test_what_is_no_feedback_is_refused(service, change):
-    session_id = await service.create_session()
+    session_id = await talk(service)
     status, answer = await give(service, body(session_id) | change)
     assert status == 422
     assert b'"code":"bad_request"' in answer
@@ -92,5 +107,29 @@ async def test_what_is_no_feedback_is_refused(service, change):
 
 
 async def test_what_just_fits_is_taken(service):
-    session_id = await service.create_session()
-    assert (await give(service, body(session_id, comment="é" * 4000, messageId="x" * 256, more=1)))[0] == 204
+    session_id = await talk(service)
+    assert (await give(service, body(session_id, comment="é" * 4000, agentName="x" * 256, more=1)))[0] == 204
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["pending", "stored"])
+async def test_only_a_message_that_there_is_has_one(service, stored):
+    session_id, other = await talk(service), await service.create_session()
+    persistence = service.service.running.persistence
+    if stored:
+        await persistence.flush(PATIENCE_S)
+    for named in ("4", "-1", "01", "2147483648", "9" * 20, "x", "x2", "é"):
+        status, answer = await give(service, body(session_id, messageId=named))
+        assert (status, json.loads(answer)["detail"]["code"]) == (404, "message_not_found"), named
+    for named in ("0", "x0"):
+        assert (await give(service, body(other, messageId=named)))[0] == 404
+    assert await own(service) == []
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["pending", "stored"])
+async def test_an_answer_has_one_by_whichever_name(service, stored):
+    session_id = await talk(service)
+    if stored:
+        await service.service.running.persistence.flush(PATIENCE_S)
+    for rating, named in enumerate(("3", "x1", "2", "x0", "1", "x1"), 1):
+        assert (await give(service, body(session_id, messageId=named, rating=min(rating, 5))))[0] == 204
+    assert {one["messageId"]: one["rating"] for one in await own(service)} == {"x1": 5, "1": 5, "2": 3}
