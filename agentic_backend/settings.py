@@ -526,6 +526,10 @@ class Ai(Section):
     max_attached_file_size_mb: Positive = 50
     """Largest attachment in MiB; a larger one gets `attachment_too_large`. Knowledge flow's `processing.max_file_mb`
     should not be less."""
+    attachments_dir: Text | None = None
+    """Directory for files while they are uploaded, at most eight at a time, two of a user; none = the system's for
+    temporary files (`TMPDIR`). It should not be on the disk of `persistence.spool_dir`, which turns wait for: where it
+    is, the log of the start says so."""
     use_static_config_only: bool = True
     """Whether agents come from this file only. If not, agents may also be created over REST."""
     max_made_agents: Count = 100

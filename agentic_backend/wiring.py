@@ -1,9 +1,12 @@
 """Builds the parts of the service from its settings: clients, rules and limits."""
 
+import logging
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute
@@ -44,6 +47,8 @@ from backend_kit.kpi import Kpi
 
 if TYPE_CHECKING:
     from agentic_backend.agent.mcp import McpToolbox
+
+logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 
@@ -138,6 +143,11 @@ def make_attachments(
     endpoint = AttachmentEndpoint(ai.knowledge_flow_url, connect_s=ai.timeout.connect)
     client = AttachmentClient(endpoint)
     stack.push_async_callback(client.aclose)
+    directory = None if ai.attachments_dir is None else Path(ai.attachments_dir)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    if ai.max_attached_files_per_user:
+        say_if_beside_the_spool(directory or Path(tempfile.gettempdir()), Path(settings.persistence.spool_dir))
     return AttachmentServices(
         store=persistence.attachments,
         sessions=persistence.store,
@@ -146,7 +156,21 @@ def make_attachments(
         most=ai.max_attached_files_per_user,
         max_bytes=ai.max_attached_file_size_mb * _MIB,
         limit_hit=metrics.limit_hit,
+        directory=directory,
     )
+
+
+def say_if_beside_the_spool(directory: Path, spool: Path) -> None:
+    """Tell the log where uploads write to the disk that turns wait for. Neither directory need exist yet."""
+    if _device(directory) == _device(spool):
+        logger.info("attachments are received on the disk of the spool: see ai.attachments_dir")
+
+
+def _device(directory: Path) -> int:
+    where = directory.absolute()
+    while not where.exists():
+        where = where.parent
+    return where.stat().st_dev
 
 
 def make_toolbox(settings: AgenticSettings, tasks: TaskRegistry, metrics: AgenticMetrics) -> "McpToolbox | None":

@@ -9,7 +9,7 @@ ServiceError (backend_kit.wire)
 │   ├── IndexUnavailable
 │   └── EmbeddingUnavailable
 │       └── EmbeddingPreparing                       not yet: the first start fetches the model
-└── MissingFilename, UploadProcessingFailed          uploads
+└── AttachmentLimitReached, MissingFilename, UploadProcessingFailed          uploads
 
 Unknown documents and libraries are a 404 of their routers (`backend_kit.http` leaves 404 to FastAPI).
 """
@@ -88,6 +88,12 @@ class EmbeddingPreparing(EmbeddingUnavailable):
     """The local model is being fetched, built or loaded: the first start of a machine, or the first seconds of any."""
 
     cause: ClassVar[str] = "model_preparing"
+
+
+class AttachmentLimitReached(ServiceError):
+    """The user has `limits.max_attachments_per_user` already, those that are being uploaded included."""
+
+    code: ClassVar[Code] = Code.ATTACHMENT_LIMIT_REACHED
 
 
 class MissingFilename(ServiceError):

@@ -244,6 +244,10 @@ class Limits(Section):
     """Files of one upload; more get `too_large`."""
     max_upload_mb: Positive = 1024
     """MiB of one upload; a larger one gets `too_large`. `processing.max_file_mb` limits each of its files."""
+    max_attachments_per_user: Count = 100
+    """Attachments that a user may have in all sessions together, whoever uploads them; a further one gets
+    `attachment_limit_reached`. It should not be less than the agentic service's `ai.max_attached_files_per_user`.
+    0 = no limit."""
 
 
 class Deadlines(Section):

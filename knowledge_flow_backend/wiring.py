@@ -173,5 +173,5 @@ async def make_ingest(
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
     return (
         IngestServices(service, intake, staging, bounds),
-        FastServices(fast, service, Attachments(database), staging, one_file),
+        FastServices(fast, service, Attachments(database), staging, one_file, limits.max_attachments_per_user),
     )

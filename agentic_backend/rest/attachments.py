@@ -1,17 +1,17 @@
 """REST of attachments: files that a user uploads to one of their sessions, received within size limits."""
 
+import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as PathParam
 from pydantic import AfterValidator
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import (
@@ -23,23 +23,41 @@ from agentic_backend.errors import (
     BadRequest,
     KfUnavailable,
     MissingFilename,
+    Overloaded,
     SessionNotFound,
     Unauthenticated,
     UploadProcessingFailed,
 )
 from agentic_backend.knowledge import Caller, Ingested
+from agentic_backend.rest.upload import FORM_BYTES, receive
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftovers, Verdict
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
+from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.auth import Identity
 from backend_kit.http import CutShort, error_response, request_id
-from backend_kit.wire import CODES, dumps, normalized
+from backend_kit.wire import CODES, Code, dumps, normalized
+
+logger = logging.getLogger(__name__)
 
 PATH: Final = "/chatbot/upload"
 MAX_NAME_CHARS: Final = 120
-FORM_BYTES: Final = 64 * 1024
-"""Size limit of a form's fields other than its file."""
-_MAX_FIELDS: Final = 8
+_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
+"""A place is a file of up to `max_bytes` on our disk; as many uploads to knowledge flow run at once."""
+_REFUSALS: Final = (
+    AttachmentDuplicate,
+    AttachmentLimitReached,
+    AttachmentTooLarge,
+    BadRequest,
+    MissingFilename,
+    Overloaded,
+    SessionNotFound,
+)
+"""What may be known of a file before all of it has come."""
+_LIMITS: Final[dict[type, str]] = {
+    AttachmentLimitReached: "max_attached_files_per_user",
+    AttachmentTooLarge: "max_attached_file_size_mb",
+}
 # Control characters, lone surrogates, and the marks that reverse the reading direction of a name.
 _UNSEEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
@@ -62,7 +80,8 @@ class IngestedDocuments(Protocol):
 class AttachmentServices:
     """What the routes need. A user may have `most` attachments (0: the routes are off), of `max_bytes` each.
 
-    `limit_hit` is called with the name of a limit each time it rejects a file.
+    `limit_hit` is called with the name of a limit each time it rejects a file. Files are in `directory` (None: the
+    system's for temporary files) while they are received and handed on; each has a place at `gate`.
     """
 
     store: AttachmentStore
@@ -72,6 +91,8 @@ class AttachmentServices:
     most: int
     max_bytes: int
     limit_hit: Callable[[str], None]
+    directory: Path | None = None
+    gate: FairGate = field(default_factory=lambda: FairGate(_FILES))
 
 
 def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices], caller: Any) -> None:
@@ -80,18 +101,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
     @router.post(PATH)
     async def upload_attachment(request: Request, identity: caller) -> Response:
         """Read a file and attach it to a session, whose turns may search it from then on."""
-        state = services()
-        try:
-            answer = await _upload(state, request, identity)
-        except AttachmentLimitReached:
-            state.limit_hit("max_attached_files_per_user")
-            raise
-        except AttachmentTooLarge as refused:
-            state.limit_hit("max_attached_file_size_mb")
-            return CutShort(error_response(request, refused.code))
-        except UploadProcessingFailed as refused:
-            return _unreadable(request, refused)
-        return Response(dumps(answer), media_type="application/json")
+        return await _answer(services(), request, identity)
 
     @router.get(PATH + "/{attachment_id}/summary")
     async def attachment_summary(
@@ -128,45 +138,91 @@ def file_name(raw: str) -> str:
     return f"{stem[: MAX_NAME_CHARS - 1 - len(ending)].rstrip()}.{ending}"
 
 
-async def _upload(state: AttachmentServices, request: Request, identity: Identity) -> dict[str, Any]:
+class _Body:
+    """The body of a request. `whole`: all of it has been read."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.whole = False
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """What comes, piece by piece."""
+        async for data in self._request.stream():
+            yield data
+        self.whole = True
+
+
+async def _answer(state: AttachmentServices, request: Request, identity: Identity) -> Response:
+    """The attachment, or why there is none."""
+    body = _Body(request)
+    try:
+        answer = await _upload(state, request, body, identity)
+    except UploadProcessingFailed as refused:
+        return _unreadable(request, refused)
+    except _REFUSALS as refused:
+        if limit := _LIMITS.get(type(refused)):
+            state.limit_hit(limit)
+        refusal = error_response(request, refused.code, retry_after_s=refused.retry_after_s, field=refused.field)
+    except OSError:
+        logger.exception("an attachment could not be written to its temporary file")
+        refusal = error_response(request, Code.UPLOAD_PROCESSING_FAILED)
+    else:
+        return Response(dumps(answer), media_type="application/json")
+    return refusal if body.whole else CutShort(refusal)
+
+
+async def _upload(state: AttachmentServices, request: Request, body: _Body, identity: Identity) -> dict[str, Any]:
     if not state.most:
         raise AttachmentsDisabled
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > state.max_bytes + FORM_BYTES:
+        raise AttachmentTooLarge
     asked_by = Caller(request.state.credentials, request_id(request.scope))
-    form = await _received(request, state.max_bytes + FORM_BYTES)
-    try:
-        session, attachment = await _ingested(state, form, identity, asked_by)
-    finally:
-        await form.close()
+    async with AsyncExitStack() as stack:
+        admission = _Admission(state, identity.uid, stack)
+        content_type = request.headers.get("content-type", "")
+        received = await receive(content_type, body.stream(), state.max_bytes, admission.admit, stack, state.directory)
+        session = admission.session
+        assert session is not None
+        name = file_name(received.name)
+        found = await state.documents.ingest(received.file, name, session.id, asked_by)
+        attachment = Attachment(
+            attachment_id=secrets.token_urlsafe(12),
+            session_id=session.id,
+            user_id=session.user_id,
+            name=name,
+            mime=found.mime_type,
+            size_bytes=received.size,
+            summary_md=found.preview,
+            document_uid=found.document_uid,
+        )
     await _keep(state, attachment, asked_by)
     return {**attachment.wire(), "preview_chars": len(attachment.summary_md), "session": session.wire()}
 
 
-async def _ingested(
-    state: AttachmentServices, form: FormData, identity: Identity, asked_by: Caller
-) -> tuple[Session, Attachment]:
-    """The session, and the attachment as ingested by knowledge flow; it is not stored here yet."""
-    file, session_id = _fields(form)
-    name = file_name(file.filename or "")
-    if not name:
-        raise MissingFilename
-    if (file.size or 0) > state.max_bytes:
-        raise AttachmentTooLarge
-    session = await load_owned(state.sessions, session_id, identity.uid)
-    if session.rested and not await state.sessions.touch(session_id, identity.uid):
-        raise SessionNotFound
-    _accepted(await state.store.verdict(identity.uid, session_id, name, state.most))
-    found = await state.documents.ingest(file.file, name, session_id, asked_by)
-    attachment = Attachment(
-        attachment_id=secrets.token_urlsafe(12),
-        session_id=session.id,
-        user_id=session.user_id,
-        name=name,
-        mime=found.mime_type,
-        size_bytes=file.size or 0,
-        summary_md=found.preview,
-        document_uid=found.document_uid,
-    )
-    return session, attachment
+class _Admission:
+    """Decides of one file whether it may be stored, and takes its place among those that are, until `stack` closes."""
+
+    def __init__(self, state: AttachmentServices, user_id: str, stack: AsyncExitStack) -> None:
+        self._state = state
+        self._user_id = user_id
+        self._stack = stack
+        self.session: Session | None = None
+
+    async def admit(self, session_id: str, name: str) -> None:
+        """Raise as the session or the file's name demands; wait for a place. `name` as it was sent."""
+        shown = file_name(name)
+        if not shown:
+            raise MissingFilename
+        state, user_id = self._state, self._user_id
+        self.session = await load_owned(state.sessions, session_id, user_id)
+        if self.session.rested and not await state.sessions.touch(session_id, user_id):
+            raise SessionNotFound
+        _accepted(await state.store.verdict(user_id, session_id, shown, state.most))
+        try:
+            await self._stack.enter_async_context(state.gate.place(user_id))
+        except Crowded:
+            raise Overloaded(retry_after_s=5.0) from None
 
 
 async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Caller) -> None:
@@ -193,42 +249,6 @@ def _accepted(verdict: Verdict) -> None:
             raise AttachmentLimitReached
         case "gone":
             raise SessionNotFound
-
-
-async def _received(request: Request, max_bytes: int) -> FormData:
-    """The form, with its file in an unnamed temporary file. Raises `BadRequest`, or `AttachmentTooLarge` within one
-    read of the limit."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise AttachmentTooLarge
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise BadRequest("not multipart/form-data", field="Content-Type")
-
-    async def counted() -> AsyncGenerator[bytes, None]:
-        received = 0
-        async for data in request.stream():
-            received += len(data)
-            if received > max_bytes:
-                raise AttachmentTooLarge
-            yield data
-
-    parser = MultiPartParser(request.headers, counted(), max_files=1, max_fields=_MAX_FIELDS, max_part_size=FORM_BYTES)
-    try:
-        return await parser.parse()
-    except MultiPartException:
-        raise BadRequest("a broken multipart body") from None
-    except ClientDisconnect:
-        raise BadRequest("the client went away") from None
-
-
-def _fields(form: FormData) -> tuple[UploadFile, str]:
-    """The two parts of an upload. Raises `BadRequest` if one is missing."""
-    file, session_id = form.get("file"), form.get("session_id")
-    if not isinstance(file, UploadFile):
-        raise BadRequest("no file", field="file")
-    if not isinstance(session_id, str) or not 0 < len(session_id) <= 64:
-        raise BadRequest("no session_id", field="session_id")
-    return file, session_id
 
 
 def _unreadable(request: Request, refused: UploadProcessingFailed) -> Response:

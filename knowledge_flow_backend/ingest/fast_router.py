@@ -3,16 +3,23 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from pydantic import AfterValidator
 
+from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.auth import Identity
 from backend_kit.http import CutShort, error_response, refusals
 from backend_kit.wire import CODES, Code, dumps
-from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
+from knowledge_flow_backend.errors import (
+    AttachmentLimitReached,
+    BadRequest,
+    Overloaded,
+    TooLarge,
+    UploadProcessingFailed,
+)
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits
@@ -24,6 +31,9 @@ from knowledge_flow_backend.library.reasons import SENTENCES, Reason, Refused
 from knowledge_flow_backend.library.store import Attachments
 
 logger = logging.getLogger(__name__)
+
+_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
+"""A place is a file on the disk of uploads."""
 
 
 def _known(value: str) -> str:
@@ -37,13 +47,16 @@ SessionId = Annotated[str, Query(min_length=1, max_length=MAX_ID_CHARS), AfterVa
 
 @dataclass(frozen=True, slots=True)
 class FastServices:
-    """What the routes need, built in the lifespan. `limits` are those of a request with one file."""
+    """What the routes need, built in the lifespan. `limits` are those of a request with one file. A user may have
+    `most` attachments (0: no limit). Each file has a place at `gate` from its first byte to the answer."""
 
     fast: FastIngest
     ingest: IngestService
     attachments: Attachments
     staging: Staging
     limits: UploadLimits
+    most: int
+    gate: FairGate = field(default_factory=lambda: FairGate(_FILES))
 
 
 def build_router(services: Callable[[], FastServices], identify: Callable[..., Any], base: str) -> APIRouter:
@@ -52,14 +65,15 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
     caller = Annotated[Identity, Depends(identify)]
 
     @router.post("/text")
-    async def extract_text(request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+    async def extract_text(request: Request, identity: caller) -> Response:
         """The text of one file, which is not kept."""
         state = services()
 
         async def read(file: ReceivedFile, _fields: dict[str, str]) -> dict[str, Any]:
             return await state.fast.text(file)
 
-        return await _one_file(request, state, read)
+        async with _place(state, identity):
+            return await _one_file(request, state, read)
 
     @router.post("/ingest")
     async def ingest_attachment(request: Request, identity: caller) -> Response:
@@ -72,7 +86,12 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
                 raise BadRequest("session_id is not an id", field="session_id")
             return await state.fast.ingest(file, session_id, Reader.of(identity))
 
-        return await _one_file(request, state, keep)
+        async with _place(state, identity):
+            # Those that the user's other places hold are counted too: each becomes one.
+            others = state.gate.held_by(identity.uid) - 1
+            if state.most and await state.attachments.held(Reader.of(identity)) + others >= state.most:
+                return CutShort(error_response(request, AttachmentLimitReached.code))
+            return await _one_file(request, state, keep)
 
     @router.delete("/ingest/{document_uid}", status_code=204)
     async def delete_attachment(document_uid: Id, identity: caller, session_id: SessionId | None = None) -> None:
@@ -88,6 +107,19 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         return {"deleted": await services().attachments.delete_session(reader, session_id)}
 
     return router
+
+
+@asynccontextmanager
+async def _place(state: FastServices, identity: Identity) -> AsyncIterator[None]:
+    """Before a byte of the body is read. Raises `Overloaded` where too many wait."""
+    try:
+        await state.gate.enter(identity.uid)
+    except Crowded:
+        raise Overloaded(retry_after_s=5.0) from None
+    try:
+        yield
+    finally:
+        state.gate.leave(identity.uid)
 
 
 async def _one_file(

@@ -415,10 +415,11 @@ _DELETE = text(
     AND session_id = coalesce(CAST(:session AS text), session_id) RETURNING uid"""
 )
 _DELETE_SESSION = text("DELETE FROM documents WHERE session_id = :session AND owner_id = :user RETURNING uid")
+_HELD = text("SELECT count(*) AS held FROM documents WHERE owner_id = :user AND session_id IS NOT NULL")
 
 
 class Attachments:
-    """Both methods raise `IndexUnavailable` where Postgres is away."""
+    """Each method raises `IndexUnavailable` where Postgres is away."""
 
     def __init__(self, database: IndexDatabase) -> None:
         self._statements = Statements(database)
@@ -427,6 +428,11 @@ class Attachments:
         """Delete one of the reader's own; False where it is not there, another's, or of another session."""
         values = {"uid": uid, "user": reader.user_id, "session": session_id}
         return bool(await self._statements.rows("delete_attachment", _DELETE, values))
+
+    async def held(self, reader: Reader) -> int:
+        """How many the reader has, in all sessions."""
+        (row,) = await self._statements.rows("attachments_held", _HELD, {"user": reader.user_id})
+        return int(row.held)
 
     async def delete_session(self, reader: Reader, session_id: str) -> int:
         """Delete all that the reader has in a session; returns how many."""

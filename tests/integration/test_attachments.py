@@ -4,7 +4,8 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -270,12 +271,14 @@ async def test_a_body_over_the_limit_is_cut_while_it_comes(
 ) -> None:
     limits = {"max_attached_file_size_mb": 1}
     async with start_service(**settings(knowledge.port, **limits)) as service:
+        session_id = await service.create_session(agent_id="Rico")
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         head = (
             f"POST {BASE}/chatbot/upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
             "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
         )
-        part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.md"\r\n\r\n'
+        part = b'--b\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n%b\r\n' % session_id.encode()
+        part += b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.md"\r\n\r\n'
         writer.write(head.encode() + b"%x\r\n%s\r\n" % (len(part), part))
         answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
         piece = b"10000\r\n" + bytes(0x10000) + b"\r\n"
@@ -370,3 +373,80 @@ async def test_a_session_that_is_deleted_meanwhile_keeps_nothing(
         assert (status, detail["code"]) == (403, "session_not_found")
         await until(lambda: not service.service.running.chat.attachments.leftovers._now.is_set())
         await settled(database, 0, 0, 0)
+
+
+async def sent_in_part(service: RunningService, *parts: bytes) -> bytes:
+    """The head of the answer to a body that stays unfinished after these parts, of which it declares 20 MB."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    head = (
+        f"POST {BASE}/chatbot/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    writer.write(head.encode() + b"".join(parts))
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.readuntil(b"}}")
+    writer.close()
+    return answer
+
+
+def field_of(name: str, value: str) -> bytes:
+    return f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+
+
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.md"\r\n\r\n'
+
+
+async def test_nothing_of_a_file_is_stored_before_its_session_is_known(
+    start_service: StartService, tmp_path: Path
+) -> None:
+    async with start_service(**settings(1, attachments_dir=str(tmp_path / "uploads"))) as service:
+        # Refused at the file's first byte, though all of it is still to come.
+        answer = await sent_in_part(service, field_of("session_id", "AAAAAAAAAAA"), FILE)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"session_not_found" in answer
+        # A file in front of its session may have as much as the form's fields.
+        answer = await sent_in_part(service, FILE, bytes(64 * 1024 + 1))
+        assert answer.startswith(b"HTTP/1.1 422 ")
+        assert b'"field":"session_id"' in answer
+        assert descriptors_in(tmp_path / "uploads") == 0
+
+
+def descriptors_in(directory: Path) -> int:
+    """Open files below a directory, those without a name there too."""
+    found = 0
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(one.readlink()).startswith(str(directory))
+    return found
+
+
+async def test_files_on_disk_are_bounded_by_user_and_closed(
+    start_service: StartService, knowledge: RunningKnowledgeFlow, tmp_path: Path
+) -> None:
+    taken, go_on = asyncio.Event(), asyncio.Event()
+    async with (
+        way_to(knowledge.port, taken, go_on) as port,
+        start_service(**settings(port, attachments_dir=str(tmp_path / "uploads"))) as service,
+    ):
+        session_id = await service.create_session(agent_id="Rico")
+        gate = service.service.running.chat.attachments.gate
+        async with asyncio.TaskGroup() as group:
+            uploads = [group.create_task(upload(service, session_id, f"{number}.md")) for number in range(6)]
+            await taken.wait()
+            await until(lambda: gate.waiting == 4)
+            assert (gate.running, descriptors_in(tmp_path / "uploads")) == (2, 2)
+            go_on.set()
+        assert [one.result()[0] for one in uploads] == [200] * 6
+        assert (gate.running, descriptors_in(tmp_path / "uploads")) == (0, 0)
+
+
+async def test_a_small_file_may_come_before_its_session(
+    start_service: StartService, knowledge: RunningKnowledgeFlow
+) -> None:
+    async with start_service(**settings(knowledge.port)) as service:
+        session_id = await service.create_session(agent_id="Rico")
+        made = aiohttp.FormData(quote_fields=False)
+        made.add_field("file", io.BytesIO(PUMPS.encode()), filename="pumps.md")
+        made.add_field("session_id", session_id)
+        async with service.http.post(f"{BASE}/chatbot/upload", data=made) as response:
+            assert (response.status, (await response.json())["size_bytes"]) == (200, len(PUMPS))

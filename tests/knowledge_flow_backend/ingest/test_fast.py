@@ -281,3 +281,43 @@ async def test_an_end_of_the_service_refuses_new_ones(service: RunningKnowledgeF
         await service.service.drain()
     answer = await send(service, TEXT, session_id="s1", status=503)
     assert answer["detail"]["code"] == "draining"
+
+
+async def test_a_user_has_so_many_attachments_whoever_sends_them_and_in_whichever_session(
+    start_knowledge_flow: StartKnowledgeFlow,
+) -> None:
+    async with start_knowledge_flow(security=SECURITY, limits={"max_attachments_per_user": 3}) as service:
+        async with asyncio.TaskGroup() as group:
+            races = [
+                group.create_task(send(service, TEXT, session_id=f"s{number}", status=status))
+                for number, status in ((1, 200), (2, 200), (3, 200))
+            ]
+        refused = await send(service, TEXT, session_id="s4", status=400)
+        assert refused["detail"]["code"] == "attachment_limit_reached"
+        assert await send(service, TEXT, session_id="s4", user="bob")
+        uid = races[0].result()["document_uid"]
+        assert (await delete(service, f"/{uid}", "ann"))[0] == 204
+        assert await send(service, TEXT, session_id="s4")
+
+
+async def test_files_of_a_user_on_disk_are_bounded_however_many_are_sent(
+    start_knowledge_flow: StartKnowledgeFlow,
+) -> None:
+    async with start_knowledge_flow(security=SECURITY) as service:
+        state = service.service.running.fast
+        head = f"POST {BASE}/fast/text HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n".encode()
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers_of("ann").items()).encode()
+        head += b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        head += b'Content-Disposition: form-data; name="file"; filename="a.md"\r\n\r\n'
+        writers = []
+        for _ in range(6):
+            _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writer.write(head)
+            writers.append(writer)
+        async with asyncio.timeout(PATIENCE_S):
+            while state.gate.waiting < 4:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+        assert state.gate.held_by("ann") == 2
+        assert await send(service, TEXT, user="bob", path="/fast/text")
+        for writer in writers:
+            writer.close()
