@@ -80,9 +80,12 @@ class HandshakeTimeoutHttp(H11Protocol):
             self._arm()
         self._head_begun = True
         super().data_received(data)
+        upgraded = self not in self.connections and not self.transport.is_closing()
         # An upgrade took the transport away from this protocol, and uvicorn forgot the connection.
-        if not self._idle or self not in self.connections:
+        if not self._idle or upgraded:
             self._disarm()
+        if upgraded:
+            self._let_go()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, which must not outlive the connection, and tell who waits for its end."""
@@ -91,6 +94,13 @@ class HandshakeTimeoutHttp(H11Protocol):
         self._gone = True
         if self._when_gone is not None:
             self._when_gone()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Break the circles through what the application was given: this goes at once, not with a later collection."""
+        self.app_state = {}
+        self.cycle = None
+        self.scope = None  # type: ignore[assignment]  # uvicorn's begins so
 
     @property
     def _idle(self) -> bool:

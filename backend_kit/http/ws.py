@@ -81,7 +81,9 @@ class HardenedWS(WebSocketsSansIOProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         ours = {"abort": self.abort, "send_texts": self.send_texts, "send_texts_now": self.send_texts_now}
-        super().__init__(config, server_state, {**app_state, **ours}, _loop)
+        # What an HTTP connection gives its requests would keep that alive as long as this.
+        given = {name: value for name, value in app_state.items() if name not in ("send_now", "on_gone")}
+        super().__init__(config, server_state, {**given, **ours}, _loop)
         self.close_timeout = self.linger_s
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
         self.conn.logger = logging.getLogger("websockets.server")
@@ -102,6 +104,14 @@ class HardenedWS(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         limit_unread(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn does; then break the circles through what the application was given, as an HTTP connection does."""
+        super().connection_lost(exc)
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self.app_state = {}
+        self.conn.parser.close()
 
     def data_received(self, data: bytes) -> None:
         """Feed the codec; after a violation, discard."""
@@ -219,7 +229,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         await super().run_asgi()
         if self.close_timer is not None:
             self.close_timer.cancel()
-            self.close_timer = self.loop.call_later(self.linger_s, self.abort)
+            self.close_timer = None if self.disconnected else self.loop.call_later(self.linger_s, self.abort)
         self._end_closing()
 
     def _loggable(self) -> WebSocketScope:
