@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,10 @@ bench-ingest: ## what 200 MB of uploads cost, stage by stage, and how much memor
 
 bench-growth: ## what a search costs at 10,000 to 300,000 chunks, and beside an upload, on both engines; half an hour
 	@$(PYTHON) -m tests.bench.growth $(ARGS)
+
+bench-memory: ## what answers, uploads and 1,000 clients take in memory, and what is given back; ARGS=--short for less
+	@$(PYTHON) -m tests.bench.bounded $(ARGS)
+	@$(PYTHON) -m tests.bench.memory
 
 bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others; ARGS=--short for fewer
 	@$(PYTHON) -m tests.bench.strangers $(ARGS)

@@ -99,7 +99,7 @@ class HandshakeTimeoutHttp(H11Protocol):
     def _let_go(self) -> None:
         """Break the circles through what the application was given: this goes at once, not with a later collection."""
         self.app_state = {}
-        self.cycle = None
+        self.cycle = None  # type: ignore[assignment]  # uvicorn's begins so
         self.scope = None  # type: ignore[assignment]  # uvicorn's begins so
 
     @property

@@ -106,7 +106,7 @@ class HardenedWS(WebSocketsSansIOProtocol):
         limit_unread(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn does; then break the circles through what the application was given, as an HTTP connection does."""
+        """As uvicorn does; then break the circles through what the application was given."""
         super().connection_lost(exc)
         if self._linger_timer is not None:
             self._linger_timer.cancel()

@@ -1,4 +1,4 @@
-"""A connection that has ended goes at once: nothing of it waits for the garbage collector, which may not come for hours."""
+"""A connection that has ended goes at once: nothing of it waits for the collector, which may not come for hours."""
 
 import asyncio
 import gc
