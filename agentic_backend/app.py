@@ -259,9 +259,7 @@ class AgenticService(Service[AgenticSettings, State]):
         stack.push_async_callback(knowledge.aclose)
         groups = make_groups(settings, models, metrics)
         kit = await self._make_kit(groups, knowledge, tasks, metrics, stack)
-        catalog = make_catalog(settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
-        stack.push_async_callback(catalog.aclose)
-        await catalog.start()
+        catalog = await self._make_catalog(kit, metrics, persistence, stack)
         turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics)
         hub = self._make_hub(metrics, turns, fleet)
         sessions = make_sessions(settings, persistence, turns.registry, metrics)
@@ -430,6 +428,14 @@ class AgenticService(Service[AgenticSettings, State]):
         if toolbox is not None:
             stack.push_async_callback(toolbox.aclose)
         return await asyncio.to_thread(make_kit, self._settings, groups, knowledge, toolbox)
+
+    async def _make_catalog(
+        self, kit: AgentKit, metrics: AgenticMetrics, persistence: Persistence, stack: AsyncExitStack
+    ) -> Catalog:
+        catalog = make_catalog(self._settings, kit, metrics, persistence.checkpoints, persistence.graph_state)
+        stack.push_async_callback(catalog.aclose)
+        await catalog.start()
+        return catalog
 
     def _make_titles(self, writer: TitleWriter | None, persistence: Persistence, tasks: TaskRegistry) -> Titles | None:
         return None if writer is None else Titles(writer, persistence.store, tasks, self._renamed)

@@ -28,14 +28,14 @@ _SEND_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """A part of an answer's body. `last`: the answer ends with it; the last one need not say so."""
 
     body: bytes
     last: bool = False
 
 
-Parts = AsyncIterator[Part]
+Parts = AsyncIterator[AnswerPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class PagedAnswer(Response):
     async def _send_next(self, send: Send) -> bool:
         """Make a part and send it; whether it was the last one."""
         with self._answers.kpi.phase("history_get"):
-            part = await anext(self._parts, Part(b"", last=True))
+            part = await anext(self._parts, AnswerPart(b"", last=True))
         if not self._begun:
             if part.last:
                 self.headers["content-length"] = str(len(part.body))
@@ -121,7 +121,7 @@ class PagedAnswer(Response):
         return part.last
 
     @staticmethod
-    async def _send_part(part: Part, send: Send) -> None:
+    async def _send_part(part: AnswerPart, send: Send) -> None:
         body = memoryview(part.body)
         for start in range(0, len(body) or 1, _SEND_BYTES):
             end = start + _SEND_BYTES

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agentic_backend.rest.answers import Part, Parts
+from agentic_backend.rest.answers import AnswerPart, Parts
 from agentic_backend.session.models import HistoryPage, HistoryWindow, cut_texts
 from agentic_backend.session.store import SessionStore
 
@@ -25,13 +25,13 @@ class MessageReader:
         between = b""
         async for page in self._store.pages(*self._key, window):
             if page.large is None:
-                yield Part(between + await self._written(page, self._joined), page.last)
+                yield AnswerPart(between + await self._written(page, self._joined), page.last)
             else:
                 async for piece in self._store.message(*self._key, page.large, self._text):
-                    yield Part(between + piece)
+                    yield AnswerPart(between + piece)
                     between = b""
                 if page.last:
-                    yield Part(b"", last=True)
+                    yield AnswerPart(b"", last=True)
             between = b","
 
     async def written(self, write: Callable[[Sequence[bytes]], bytes], write_large: Callable[[int], bytes]) -> Parts:
@@ -39,7 +39,7 @@ class MessageReader:
         large to be in memory. May raise `HistoryUnavailable`."""
         async for page in self._store.pages(*self._key, HistoryWindow()):
             written = await self._written(page, write) if page.large is None else write_large(page.large)
-            yield Part(written, page.last)
+            yield AnswerPart(written, page.last)
 
     def _joined(self, messages: Sequence[bytes]) -> bytes:
         cut = self._text
@@ -61,7 +61,7 @@ async def enclosed(head: bytes, parts: Parts, end: bytes) -> Parts:
     last = False
     async for part in parts:
         last = part.last
-        yield Part(head + part.body + (end if last else b""), last)
+        yield AnswerPart(head + part.body + (end if last else b""), last)
         head = b""
     if not last:
-        yield Part(head + end, last=True)
+        yield AnswerPart(head + end, last=True)

@@ -18,7 +18,7 @@ from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.rest.agents import AgentServices, add_agents
-from agentic_backend.rest.answers import Answers, PagedAnswer, Part, Parts
+from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
 from agentic_backend.rest.configuration import PublicSettings, add_configuration
@@ -219,9 +219,9 @@ async def _one(pieces: AsyncIterator[bytes]) -> Parts:
     if held is None:
         raise MessageNotFound
     async for piece in pieces:
-        yield Part(held)
+        yield AnswerPart(held)
         held = piece
-    yield Part(held, last=True)
+    yield AnswerPart(held, last=True)
 
 
 def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:

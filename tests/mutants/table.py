@@ -293,9 +293,9 @@ MUTANTS = (
     ),
     Mutant(
         "history does not show what is still pending",
-        "agentic_backend/persist/store.py",
-        "        pending = await self._pending.messages(key)\n        end =",
-        "        pending = (await self._pending.messages(key))[:0]\n        end =",
+        "agentic_backend/persist/history.py",
+        "        waiting = await self._waiting(key)\n",
+        "        waiting = (await self._waiting(key))[:0]\n",
         f"{PERSIST}/test_store.py::test_a_reader_sees_its_own_writes_at_every_moment",
     ),
     Mutant(

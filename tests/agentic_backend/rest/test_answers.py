@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.errors import HistoryUnavailable, Overloaded
-from agentic_backend.rest.answers import UNREAD, Answers, PagedAnswer, Part
+from agentic_backend.rest.answers import UNREAD, AnswerPart, Answers, PagedAnswer
 from backend_kit.aio import FairGate, GateRules
 from backend_kit.kpi import Kpi
 from tests.support.patience import PATIENCE_S
@@ -56,14 +56,14 @@ def answers(limits: list[str], *, send_s: float = PATIENCE_S, **rules: int) -> A
     return Answers(kpi, send_s, limits.append, FairGate(GateRules(**{"places": 4, **rules})))
 
 
-async def several(*bodies: bytes, failure: Exception | None = None) -> AsyncIterator[Part]:
+async def several(*bodies: bytes, failure: Exception | None = None) -> AsyncIterator[AnswerPart]:
     for body in bodies:
-        yield Part(body)
+        yield AnswerPart(body)
     if failure is not None:
         raise failure
 
 
-async def answer(wire: Wire, shared: Answers, parts: AsyncIterator[Part], send: Send | None = None) -> None:
+async def answer(wire: Wire, shared: Answers, parts: AsyncIterator[AnswerPart], send: Send | None = None) -> None:
     made = PagedAnswer(shared, "ada", parts, media_type="application/json", headers={"X-More": "1"})
     await made({"type": "http", "state": wire.state()}, _nothing, send or wire.send)
 
@@ -73,8 +73,8 @@ async def _nothing() -> Any:
 
 
 async def test_one_part_is_an_ordinary_answer_with_its_length(wire: Wire, limits: list[str]) -> None:
-    async def one() -> AsyncIterator[Part]:
-        yield Part(b"[]", last=True)
+    async def one() -> AsyncIterator[AnswerPart]:
+        yield AnswerPart(b"[]", last=True)
 
     await answer(wire, answers(limits), one())
     head, body = wire.sent
@@ -98,12 +98,12 @@ async def test_parts_in_memory_are_bounded_however_many_ask_and_however_slowly_t
     go_on = asyncio.Event()
     made = taken = most = 0
 
-    async def counted() -> AsyncIterator[Part]:
+    async def counted() -> AsyncIterator[AnswerPart]:
         nonlocal made, most
         for _ in range(4):
             made += 1
             most = max(most, made - taken)
-            yield Part(b"x")
+            yield AnswerPart(b"x")
 
     async def slow(message: Any) -> None:
         nonlocal taken
@@ -137,14 +137,14 @@ async def test_a_client_that_does_not_read_is_cut_off_and_counted(wire: Wire, li
 async def test_nothing_more_is_read_for_a_client_that_has_gone(wire: Wire, limits: list[str]) -> None:
     made = 0
 
-    async def endless() -> AsyncIterator[Part]:
+    async def endless() -> AsyncIterator[AnswerPart]:
         nonlocal made
         while True:
             made += 1
             if made == 3:
                 assert wire.gone is not None
                 wire.gone()
-            yield Part(b"a")
+            yield AnswerPart(b"a")
 
     await answer(wire, answers(limits), endless())
     assert (made, wire.body, wire.gone) == (3, b"aa", None)
