@@ -7,7 +7,8 @@ long as the load is the same.
 Command: `python -m tests.bench.memory` (`--clients`, `--seconds`, `--rest`; `--collector 0` and the like for other
 thresholds of the collector). Times count on a quiet machine only; the number of collections does on any.
 
-Nothing is judged: the bounds are those of `make bench-headline`.
+The verdict is over what stays: a minute after the last of 1,000 clients. Under load the bounds are those of
+`make bench-headline`. `make bench-memory` runs it after `tests.bench.bounded`.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.bench.bench import Verdicts
 from tests.bench.deployment import Deployment, Server, deployed, rss_mb
 from tests.bench.driver import Load, Target, clients
 from tests.bench.headline_stage import first_s, slow_model
@@ -29,6 +31,7 @@ from tests.support.ports import free_port
 TOKENS = 50
 GAP_MS = 60.0
 FLOOR_S = 3.0
+STAYS_MIB = 230.0
 
 
 def mapped(pid: int) -> dict[str, float]:
@@ -77,8 +80,9 @@ def started(deployment: Deployment, thresholds: str) -> tuple[Server, int]:
     return server, metrics_port
 
 
-def measure(count: int, seconds: float, rest_s: float, thresholds: str) -> None:
-    """One service, from its start to the rest after the load."""
+def measure(count: int, seconds: float, rest_s: float, thresholds: str) -> int:
+    """One service, from its start to the rest after the load; 1 where more stays than may."""
+    verdicts = Verdicts()
     with deployed() as deployment:
         server, metrics_port = started(deployment, thresholds)
         start = tell("start", server)
@@ -97,10 +101,12 @@ def measure(count: int, seconds: float, rest_s: float, thresholds: str) -> None:
         print(f"collector under load: {under_load.since(before)}")
         tell("their sockets just closed", server)
         time.sleep(rest_s)
-        tell(f"{rest_s:.0f} s later", server)
+        stays = tell(f"{rest_s:.0f} s later", server)
         print(f"collector at rest: {Pauses.of(metrics_port).since(under_load)}")
         a_socket, a_client = ((held - start) / count * 1024 for held in (sockets, seen.rss_mb))
         print(f"a socket {a_socket:.1f} KiB, a client with its turn {a_client:.1f} KiB")
+        verdicts.hold(f"RSS {rest_s:.0f} s after {count} clients", stays, STAYS_MIB, "MiB")
+    return int(verdicts.failed > 0)
 
 
 def main() -> int:
@@ -111,8 +117,7 @@ def main() -> int:
     parser.add_argument("--rest", type=float, default=60.0)
     parser.add_argument("--collector", default="", help="other thresholds of the garbage collector; 0 turns it off")
     options = parser.parse_args()
-    measure(options.clients, options.seconds, options.rest, options.collector)
-    return 0
+    return measure(options.clients, options.seconds, options.rest, options.collector)
 
 
 if __name__ == "__main__":
