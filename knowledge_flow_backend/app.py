@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from backend_kit.aio import TaskRegistry
+from backend_kit.aio import FairGate, TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
 from backend_kit.db.pool import PoolReport
 from backend_kit.http import ServeSettings, serve
@@ -33,7 +34,7 @@ from knowledge_flow_backend.scopes import ROUTE_COSTS, SCOPES
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
-from knowledge_flow_backend.wiring import files_at_once, make_embedder, make_ingest, make_search
+from knowledge_flow_backend.wiring import files_at_once, make_embedder, make_ingest, make_passages, make_search
 
 if TYPE_CHECKING:
     from backend_kit.mcp import McpDoor
@@ -137,9 +138,20 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         stack.push_async_callback(embedder.aclose)
         engine = make_engine(settings, database, metrics, model=embedder.model, kpi=kpi)
         stack.push_async_callback(engine.aclose)
-        search = make_search(settings, stack, index=engine.index, embedder=embedder, metrics=metrics, kpi=kpi)
+        passages = make_passages(settings, embedder)
+        search = make_search(
+            settings, stack, index=engine.index, embedder=embedder, passages=passages, metrics=metrics, kpi=kpi
+        )
         ingest, fast = await make_ingest(
-            settings, stack, database, writer=engine.writer, embedder=embedder, metrics=metrics, kpi=kpi, tasks=tasks
+            settings,
+            stack,
+            database,
+            writer=engine.writer,
+            embedder=embedder,
+            passages=passages,
+            metrics=metrics,
+            kpi=kpi,
+            tasks=tasks,
         )
         library = LibraryServices(Library(Statements(database), engine.writer), metrics)
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
@@ -153,7 +165,13 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
         tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
         pools = PoolReport((database.main, database.writes), metrics)
-        tasks.spawn("pool-clock", lambda: _watch_pools(pools), restart=True)
+        gates = {
+            "search": search.gate,
+            "upload": ingest.ingest.gate,
+            "attachment": fast.fast.gate,
+            "parse": ingest.ingest.parsing,
+        }
+        tasks.spawn("pool-clock", lambda: _watch(pools, gates, metrics), restart=True)
         if isinstance(embedder, LocalEmbedder):
             embedder.start()
         kpi.add_lines(pools.lines)
@@ -203,7 +221,10 @@ async def _reach(engine: Engine) -> None:
     await keep_trying(engine.check, IndexUnavailable, Backoff(), on_failure=away)
 
 
-async def _watch_pools(pools: PoolReport) -> None:
+async def _watch(pools: PoolReport, gates: Mapping[str, FairGate], metrics: KnowledgeFlowMetrics) -> None:
     while True:
         pools.publish()
+        for name, gate in gates.items():
+            metrics.places(name, "running").set(gate.running)
+            metrics.places(name, "waiting").set(gate.waiting)
         await asyncio.sleep(_POOL_TICK_S)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,11 +22,9 @@ class WorkerThreads:
     stopped and keeps its thread until it ends, which is why the queue is bounded and refuses rather than grows.
     """
 
-    def __init__(self, name: str, threads: int, waiting: int, *, waited: Callable[[float], None] | None = None) -> None:
-        """`waited` is called on the worker's thread with the seconds that each call spent in the queue."""
+    def __init__(self, name: str, threads: int, waiting: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._room = threads + waiting
-        self._waited = waited
         self._lock = threading.Lock()
         self._held = 0
 
@@ -42,15 +39,8 @@ class WorkerThreads:
             if self._held >= self._room:
                 raise ThreadsBusy
             self._held += 1
-        asked = time.perf_counter()
-
-        def timed() -> T:
-            if self._waited is not None:
-                self._waited(time.perf_counter() - asked)
-            return work()
-
         try:
-            future = self._executor.submit(timed)
+            future = self._executor.submit(work)
         except RuntimeError:  # closed, or no thread could be started: nobody else gives the place back
             self._leave(None)
             raise

@@ -3,6 +3,7 @@
 ServiceError (backend_kit.wire)
 ├── BadRequest, MessageTooLong, TooLarge             the caller's body
 ├── Forbidden, Conflict
+├── RateLimited                                      the caller has too many requests under way
 ├── Overloaded, Draining
 ├── SchemaMismatch                                   the index was made with another embedder
 ├── DocumentsUnavailable                             something behind the service did not answer in time
@@ -49,8 +50,14 @@ class Conflict(ServiceError):
     code: ClassVar[Code] = Code.CONFLICT
 
 
+class RateLimited(ServiceError):
+    """Too many requests of this caller wait already."""
+
+    code: ClassVar[Code] = Code.RATE_LIMITED
+
+
 class Overloaded(ServiceError):
-    """`limits.max_searches` run already."""
+    """Too many requests of all callers wait already, or this one has waited too long."""
 
     code: ClassVar[Code] = Code.OVERLOADED
 

@@ -15,7 +15,8 @@ class KnowledgeFlowMetrics(ServiceMetrics):
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
     label names. Values: route search|rerank|ingest|documents|tags; status ok|error|cancelled|timeout|rejected;
-    cause late|failed|busy|off; pool main|ingest; op the statement's name or commit; stage store|parse|embed|index.
+    cause late|failed|busy|off; class search|upload|attachment|parse; state running|waiting;
+    bound per_user|overall|late; pool main|ingest; op the statement's name or commit; stage store|parse|embed|index.
     Never a user, session, document or library.
     """
 
@@ -39,6 +40,12 @@ class KnowledgeFlowMetrics(ServiceMetrics):
             "kf.searches_running",
             Gauge("app_kf_searches_in_progress", "Searches that run now.", registry=self._registry),
             level=True,
+        )
+        self.places: Labelled[Gauge] = self._states(
+            "app_kf_places", "Calls and files at a gate that users share, read each second.", ["class", "state"]
+        )
+        self.refused: Labelled[Counter] = self._counters(
+            "app_kf_refused_total", "Calls that were refused at such a gate.", ["class", "bound"], "kf.refused"
         )
         self.empty_searches: Counter = self._kpi.counter(
             "kf.search_empty",

@@ -199,12 +199,21 @@ class Processing(Section):
     """Characters that a passage repeats of the one before, at most half of `chunk_size_chars`; 0 = none."""
     max_file_mb: Positive = 50
     """Largest file in MiB; the upload of a larger one is cut off with `too_large`."""
-    workers: Positive = 1
-    """Child processes that read files; further files wait."""
+    workers: Positive = 2
+    """Child processes that read files; further files wait, users in turn. Where there are several, the last one is for
+    users whose files are not being read: with 1, a file waits for the end of the one that is being read, whoever sent
+    that."""
     worker_memory_mb: Annotated[int, Field(ge=128)] = 1024
     """Address space of a child process in MiB; a file that needs more fails with `out_of_memory`."""
     worker_timeout_s: Seconds = 120
-    """Seconds to read one file; then the child process is killed and the file fails with `timed_out`."""
+    """Most seconds to read one file; then the child process is killed and the file fails with `timed_out`."""
+    worker_base_s: Seconds = 10
+    """Seconds to read an empty file, the start of a child process included; `worker_timeout_s` is the bound."""
+    worker_s_per_mb: Seconds = 30
+    """Further seconds for each MiB of a file, up to `worker_timeout_s`."""
+    cpu_budget_s: Seconds = 60
+    """CPU seconds of child processes that one user's files may take lately; what was used counts half after a minute.
+    Beyond, the user's files wait for those of all others."""
     lease_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     """Seconds after which another process takes over the files of a process that died."""
     max_attachment_chars: Annotated[int, Field(ge=20_000, le=10_000_000)] = 200_000
@@ -234,12 +243,28 @@ class Search(Section):
 class Limits(Section):
     """Admission of requests."""
 
-    max_searches: Count = 256
-    """Searches in progress; further ones get 503. 0 = no limit."""
+    max_searches: Positive = 256
+    """Searches and reranks in progress; further ones wait, users in turn, within `deadlines.search_s`. The last eighth
+    is for users without one."""
+    max_searches_per_user: Count = 8
+    """Searches and reranks of one user in progress; further ones wait. 0 = as many as there are places."""
+    max_waiting_searches: Positive = 1024
+    """Searches and reranks that wait for a place; beyond, the newest of the user with the most gets 503."""
+    max_waiting_searches_per_user: Positive = 64
+    """Searches and reranks of one user that wait for a place; further ones get 429."""
     max_question_chars: Positive = 32_000
     """Characters of a question; a longer one gets `message_too_long`."""
     max_request_bytes: Positive = 4_194_304
     """Bytes of a JSON body; a larger one gets `too_large`."""
+    max_uploads: Positive = 64
+    """Uploads that are received or worked on; further ones wait, users in turn, before their bytes are read. The last
+    eighth is for users without one."""
+    max_uploads_per_user: Count = 8
+    """Uploads of one user that are received or worked on; further ones wait, at most `max_uploads` of them, then get
+    429. 0 = as many as there are places."""
+    max_attachments: Positive = 16
+    """Files that are read at once while their sender waits; further ones wait, users in turn, up to 64 of one user,
+    then get 429. One user may have half of the places."""
     max_upload_files: Positive = 200
     """Files of one upload; more get `too_large`."""
     max_upload_mb: Positive = 1024

@@ -3,8 +3,9 @@
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
-from backend_kit.aio import TaskRegistry
+from backend_kit.aio import GateRules, TaskRegistry
 from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
@@ -12,6 +13,7 @@ from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
 from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.ingest.fast import FastIngest
@@ -29,9 +31,18 @@ from knowledge_flow_backend.rerank import Reranker, RerankService
 from knowledge_flow_backend.rerank.http import HttpReranker, HttpRerankRules, default_batch
 from knowledge_flow_backend.rerank.local import LocalReranker, QuestionVectors
 from knowledge_flow_backend.search.service import SearchRules, SearchService
-from knowledge_flow_backend.settings import CrossencoderSettings, EmbeddingSettings, KnowledgeFlowSettings
+from knowledge_flow_backend.settings import (
+    CrossencoderSettings,
+    EmbeddingModel,
+    EmbeddingSettings,
+    KnowledgeFlowSettings,
+    Limits,
+)
 
 _MIB = 1024 * 1024
+_RESERVED: Final = 8
+"""Of so many places, one is for users who hold none."""
+_ATTACHMENTS_WAITING: Final = 64
 _FORM_BYTES = 64 * 1024
 """What a form with one file may have beside the file."""
 
@@ -48,12 +59,7 @@ def make_embedder(
     model = settings.embedding_model
     chosen = model.settings
     local = model.provider == "local"
-    rules = BatchRules(
-        slots=chosen.threads if local else chosen.requests_at_once,
-        queries=chosen.batch_max_texts,
-        documents=min(chosen.batch_max_texts, DOCUMENTS_A_BATCH) if local else chosen.batch_max_texts,
-        waiting=chosen.queue_max_texts,
-    )
+    rules = _batches(model)
     if local:
         home = Path(settings.storage.home) if settings.storage.home else default_home(os.environ)
         weights = Path(chosen.weights) if chosen.weights else None
@@ -68,12 +74,30 @@ def make_embedder(
     return OpenAiEmbedder(endpoint, embedding, rules, metrics=metrics, tasks=tasks)
 
 
+def make_passages(settings: KnowledgeFlowSettings, embedder: Embedder) -> Passages:
+    """The one way to embed passages; as many at a time as the embedder computes at once."""
+    rules = _batches(settings.embedding_model)
+    return Passages(embedder, step=rules.documents * rules.slots)
+
+
+def _batches(model: EmbeddingModel) -> BatchRules:
+    chosen = model.settings
+    local = model.provider == "local"
+    return BatchRules(
+        slots=chosen.threads if local else chosen.requests_at_once,
+        queries=chosen.batch_max_texts,
+        documents=min(chosen.batch_max_texts, DOCUMENTS_A_BATCH) if local else chosen.batch_max_texts,
+        waiting=chosen.queue_max_texts,
+    )
+
+
 def make_search(
     settings: KnowledgeFlowSettings,
     stack: AsyncExitStack,
     *,
     index: ChunkIndex,
     embedder: Embedder,
+    passages: Passages,
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
 ) -> SearchService:
@@ -87,6 +111,7 @@ def make_search(
             embedder,
             index,
             vectors,
+            passages=passages,
             threads=settings.crossencoder_model.settings.threads,
             deadline_s=settings.deadlines.rerank_s,
             metrics=metrics,
@@ -97,7 +122,13 @@ def make_search(
     reranking = RerankService(reranker, metrics=metrics, kpi=kpi)
     rules = SearchRules(
         candidates=settings.search.candidates,
-        max_running=settings.limits.max_searches,
+        admission=GateRules(
+            places=settings.limits.max_searches,
+            per_user=settings.limits.max_searches_per_user,
+            reserve=settings.limits.max_searches // _RESERVED,
+            waiting=settings.limits.max_waiting_searches,
+            waiting_per_user=settings.limits.max_waiting_searches_per_user,
+        ),
         max_question_chars=settings.limits.max_question_chars,
         deadline_s=settings.deadlines.search_s,
         index_name=settings.storage.vector_store.index,
@@ -151,6 +182,7 @@ async def make_ingest(
     *,
     writer: IndexWriter,
     embedder: Embedder,
+    passages: Passages,
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
     tasks: TaskRegistry,
@@ -160,18 +192,46 @@ async def make_ingest(
     staging = Staging()
     await staging.open()
     stack.push_async_callback(staging.aclose)
-    pool = ParserPool(ParserPoolRules(processing.workers, processing.worker_memory_mb, processing.worker_timeout_s))
+    pool = ParserPool(
+        ParserPoolRules(
+            processing.workers,
+            processing.worker_memory_mb,
+            processing.worker_timeout_s,
+            processing.worker_base_s,
+            processing.worker_s_per_mb,
+            processing.cpu_budget_s,
+        )
+    )
     stack.push_async_callback(pool.aclose)
     intake = Intake(database, lease_s=processing.lease_s)
     files = files_at_once(settings)
     rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=files)
-    steps = IngestSteps(pool=pool, writer=writer, embedder=embedder, rules=rules, metrics=metrics, kpi=kpi)
-    service = IngestService(steps, staging, intake, tasks)
-    fast = FastIngest(steps, max_chars=processing.max_attachment_chars)
+    steps = IngestSteps(
+        pool=pool, writer=writer, embedder=embedder, passages=passages, rules=rules, metrics=metrics, kpi=kpi
+    )
+    service = IngestService(steps, staging, intake, tasks, _uploads(limits))
+    fast = FastIngest(steps, _attachments(limits), max_chars=processing.max_attachment_chars)
     max_file = processing.max_file_mb * _MIB
     bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
     return (
         IngestServices(service, intake, staging, bounds),
         FastServices(fast, service, Attachments(database), staging, one_file, limits.max_attachments_per_user),
+    )
+
+
+def _uploads(limits: Limits) -> GateRules:
+    return GateRules(
+        places=limits.max_uploads,
+        per_user=limits.max_uploads_per_user,
+        reserve=limits.max_uploads // _RESERVED,
+        waiting_per_user=limits.max_uploads,
+    )
+
+
+def _attachments(limits: Limits) -> GateRules:
+    return GateRules(
+        places=limits.max_attachments,
+        per_user=-(-limits.max_attachments // 2),
+        waiting_per_user=_ATTACHMENTS_WAITING,
     )

@@ -1,6 +1,7 @@
 """Who goes next where users wait for the same thing: one after the other by user, however much each asks for."""
 
 import asyncio
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from types import TracebackType
 from typing import Final, Literal
 
 _IDLE_USERS_KEPT: Final = 10_000
+
+UNBOUNDED: Final = sys.maxsize
+"""For `waiting` and `waiting_per_user`: nobody is refused."""
 
 Crowd = Literal["per_user", "overall"]
 """Whose bound of waiting a request met: that of its user, or that of all."""
@@ -44,6 +48,8 @@ class Crowded(Exception):
 class _User:
     held: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    ahead: int = 0
+    """How many at the head of `waiting` go before other users."""
     used_s: float = 0.0
     used_at: float = 0.0
 
@@ -63,6 +69,7 @@ class FairGate:
         self._users: OrderedDict[str, _User] = OrderedDict()
         self._line: OrderedDict[str, _User] = OrderedDict()
         """Those of the users who wait, the next one first."""
+        self._ahead = 0
         self.running = 0
         self.waiting = 0
 
@@ -75,13 +82,17 @@ class FairGate:
         """Hold a place for an `async with` block, which may wait for it. Raises as `enter`."""
         return _Place(self, user_id)
 
-    async def enter(self, user_id: str) -> None:
-        """Take a place, or wait for one. Raises `Crowded` where too many wait, at once or when others come later."""
+    async def enter(self, user_id: str, *, ahead: bool = False) -> None:
+        """Take a place, or wait for one. Raises `Crowded` where too many wait, at once or when others come later.
+
+        `ahead` is for the next step of what has begun: it goes before the user's others, and, while the user holds no
+        place, before other users.
+        """
         if self.enter_now(user_id):
             return
         user = self._user(user_id)
         self._make_room(user)
-        await self._wait(user_id, user)
+        await self._wait(user_id, user, ahead=ahead)
 
     def enter_now(self, user_id: str) -> bool:
         """Take a place where there is one for the user and nobody waits; False where not."""
@@ -127,9 +138,13 @@ class FairGate:
                 place.set_exception(Crowded("overall"))
                 return
 
-    async def _wait(self, user_id: str, user: _User) -> None:
+    async def _wait(self, user_id: str, user: _User, *, ahead: bool) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        user.waiting.append(place)
+        if ahead:
+            user.waiting.insert(user.ahead, place)
+            self._count_ahead(user, 1)
+        else:
+            user.waiting.append(place)
         self._line.setdefault(user_id, user)
         self.waiting += 1
         self._hand_out()
@@ -143,10 +158,16 @@ class FairGate:
 
     def _abandon(self, user_id: str, user: _User, place: asyncio.Future[None]) -> None:
         if place in user.waiting:
+            if user.waiting.index(place) < user.ahead:
+                self._count_ahead(user, -1)
             user.waiting.remove(place)
             self._waits_less(user_id, user)
         elif place.done() and not place.cancelled() and place.exception() is None:
             self.leave(user_id)  # it had been handed over in the same tick
+
+    def _count_ahead(self, user: _User, change: int) -> None:
+        user.ahead += change
+        self._ahead += change
 
     def _waits_less(self, user_id: str, user: _User) -> None:
         self.waiting -= 1
@@ -160,6 +181,8 @@ class FairGate:
                 return
             user = self._line[user_id]
             place = user.waiting.popleft()
+            if user.ahead:
+                self._count_ahead(user, -1)
             self._line.move_to_end(user_id)
             self._waits_less(user_id, user)
             if not place.done():
@@ -167,7 +190,11 @@ class FairGate:
                 place.set_result(None)
 
     def _next(self) -> str | None:
-        """The next user who may have a place: of those within their budget, else of all."""
+        """The next user who may have a place: one whose work has begun, one within their budget, else any."""
+        if self._ahead:
+            for user_id, user in self._line.items():
+                if user.ahead and not user.held and self._may(user):
+                    return user_id
         behind: str | None = None
         for user_id, user in self._line.items():
             if not self._may(user):

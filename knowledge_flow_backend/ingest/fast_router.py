@@ -70,7 +70,7 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
         state = services()
 
         async def read(file: ReceivedFile, _fields: dict[str, str]) -> dict[str, Any]:
-            return await state.fast.text(file)
+            return await state.fast.text(file, Reader.of(identity))
 
         async with _place(state, identity):
             return await _one_file(request, state, read)

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import knowledge_flow_backend
+from backend_kit.aio import UNBOUNDED, FairGate, GateRules
 from backend_kit.wire import InvalidJson, dumps, loads
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.ingest.worker import EXIT_OUT_OF_MEMORY
@@ -22,17 +23,26 @@ logger = logging.getLogger(__name__)
 
 CHECKOUT = Path(knowledge_flow_backend.__file__).parents[1]
 WORKER = (sys.executable, "-B", "-m", "knowledge_flow_backend.ingest.worker")
+_MIB = 1024 * 1024
 FILES_A_CHILD = 500
 """Files after which a child is replaced, so that a parser's leaks stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParserPoolRules:
-    """How many children, and what one may use for a file: memory in MB, time in seconds."""
+    """How many children, and what one may use for a file: memory in MB; `base_s` seconds and `s_per_mb` more for each
+    MiB, at most `timeout_s`. `cpu_budget_s`: see `GateRules.budget_s`."""
 
     workers: int
     memory_mb: int
     timeout_s: float
+    base_s: float = 10.0
+    s_per_mb: float = 30.0
+    cpu_budget_s: float = 60.0
+
+    def limit_s(self, size: int) -> float:
+        """Seconds that a file of so many bytes may take."""
+        return min(self.timeout_s, self.base_s + self.s_per_mb * size / _MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +59,59 @@ class Outline:
 
 @dataclass(slots=True)
 class ParserPoolStats:
-    """Since start: files read, files refused, children started, killed at the deadline, died on their own."""
+    """Since start: files read, files refused, children started, killed at the deadline, died on their own; seconds
+    that files waited for a child, and CPU that children used."""
 
     files: int = 0
     refused: int = 0
     started: int = 0
     killed: int = 0
     died: int = 0
-    busy: int = 0
-    waiting: int = 0
     waited_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class ParserPool:
-    """Reads files in children, at most `rules.workers` at once, further ones wait in order.
+    """Reads files in children, at most `rules.workers` at once; further ones wait, users in turn.
 
-    Children start with the first file. `command` is the program of a child; the two limits are appended to it.
+    Where there are several, one is kept for users who have none: whatever the others' files do, a file of a user who
+    has sent nothing else is begun at once. Users who took more CPU lately than the budget go behind all others.
+
+    Children start with the first file, all at once, so that the one that is kept is ready. `command` is the program of
+    a child; the two limits are appended to it.
     """
 
     def __init__(self, rules: ParserPoolRules, *, command: Sequence[str] = WORKER) -> None:
         self._rules = rules
         self._command = command
-        self._free = asyncio.Semaphore(rules.workers)
+        self.gate = FairGate(
+            GateRules(
+                rules.workers,
+                reserve=1 if rules.workers > 1 else 0,
+                waiting=UNBOUNDED,
+                waiting_per_user=UNBOUNDED,
+                budget_s=rules.cpu_budget_s,
+            )
+        )
+        self._children = 0
         self._idle: list[_Child] = []
         self._closed = False
         self.stats = ParserPoolStats()
 
-    async def read(self, job: Job) -> Outline:
-        """Read one file. Raises `Refused` with its reason; a cancelled caller's child is killed."""
+    async def read(self, job: Job, user_id: str, size: int) -> Outline:
+        """Read one file of a user's, of so many bytes. Raises `Refused` with its reason; a cancelled caller's child is
+        killed."""
         began = perf_counter()
-        self.stats.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.stats.waiting -= 1
-            self.stats.waited_s += perf_counter() - began
-        self.stats.busy += 1
-        try:
-            answer = await self._ask(job)
-        finally:
-            self.stats.busy -= 1
-            self._free.release()
+        async with self.gate.place(user_id) as place:
+            entered = perf_counter()
+            self.stats.waited_s += entered - began
+            answer: dict[str, Any] = {}
+            try:
+                answer = await self._ask(job, self._rules.limit_s(size))
+            finally:
+                # Who was killed, or died, is taken to have computed all the time.
+                place.used_s = answer.pop("cpu_s", perf_counter() - entered)
+                self.stats.cpu_s += place.used_s
         self.stats.files += 1
         if "refused" in answer:
             self.stats.refused += 1
@@ -102,11 +124,11 @@ class ParserPool:
         while self._idle:
             await self._idle.pop().end()
 
-    async def _ask(self, job: Job) -> dict[str, Any]:
+    async def _ask(self, job: Job, limit_s: float) -> dict[str, Any]:
         child = await self._child()
         keep = False
         try:
-            async with asyncio.timeout(self._rules.timeout_s):
+            async with asyncio.timeout(limit_s):
                 answer = await child.ask(job)
             keep = child.asked < FILES_A_CHILD and not self._closed
         except TimeoutError:
@@ -120,31 +142,41 @@ class ParserPool:
             if keep:
                 self._idle.append(child)
             else:
-                await child.kill()
+                await self._drop(child)
         return answer
 
     async def _child(self) -> "_Child":
         """An idle child, or a new one. One that died while it was idle says nothing of the next file."""
-        while self._idle:
-            child = self._idle.pop()
-            if child.alive:
-                return child
-            await child.kill()
-        return await self._start()
+        for child in [child for child in self._idle if not child.alive]:
+            self._idle.remove(child)
+            await self._drop(child)
+        # Also those that nobody needs yet: they load their libraries meanwhile.
+        while self._children < self._rules.workers:
+            self._idle.insert(0, await self._start())
+        return self._idle.pop() if self._idle else await self._start()
+
+    async def _drop(self, child: "_Child") -> None:
+        self._children -= 1
+        await child.kill()
 
     async def _start(self) -> "_Child":
         self.stats.started += 1
+        self._children += 1
         # Not our environment: it holds the keys of models and databases.
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(CHECKOUT), "LANG": "C.UTF-8"}
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(self._rules.memory_mb),
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-            cwd=CHECKOUT,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(self._rules.memory_mb),
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+                cwd=CHECKOUT,
+            )
+        except BaseException:
+            self._children -= 1
+            raise
         return _Child(process)
 
 

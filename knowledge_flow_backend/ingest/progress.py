@@ -82,7 +82,11 @@ class Figures:
 class UploadProgress:
     """The files of one request that are not done yet, and where their progress is reported."""
 
-    def __init__(self, files: list[ReceivedFile], where: Destination, tell: Callable[[Line | None], None]) -> None:
+    def __init__(
+        self, files: list[ReceivedFile], where: Destination, tell: Callable[[Line | None], None], *, entered: bool
+    ) -> None:
+        """`entered`: it has a place among the uploads, to be given back at its end."""
+        self.entered = entered
         self.waiting = [Work(file, self) for file in files]
         self.where = where
         self.tell = tell

@@ -51,6 +51,7 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
         state.ingest.require_open()
         upload = Upload()
         taken: list[ReceivedFile] = []
+        await state.ingest.enter(identity.uid)
         try:
             await receive_files(request, state.staging, state.limits, upload)
             where = await _destination(state, identity, upload)
@@ -64,6 +65,7 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
             raise UploadProcessingFailed("the disk refuses") from None
         finally:
             if not taken:
+                state.ingest.leave(identity.uid)
                 for file in upload.files:
                     await state.staging.drop(file.folder)
         return StreamingResponse(_encoded(lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})

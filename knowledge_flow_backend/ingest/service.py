@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import Any
 
-from backend_kit.aio import TaskRegistry
+from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.wire import ServiceError
+from knowledge_flow_backend import admission as admissions
 from knowledge_flow_backend.errors import (
     Conflict,
     Draining,
@@ -38,14 +39,18 @@ class IngestService:
     service does, hold this process's jobs and take up those that another one left.
     """
 
-    def __init__(self, steps: IngestSteps, staging: Staging, intake: Intake, tasks: TaskRegistry) -> None:
+    def __init__(
+        self, steps: IngestSteps, staging: Staging, intake: Intake, tasks: TaskRegistry, admission: GateRules
+    ) -> None:
+        """`admission`: uploads that are received or worked on, of all and of one user."""
+        self.gate = FairGate(admission)
         self._steps = steps
         self._staging = staging
         self._intake = intake
         self._tasks = tasks
         self._rules = steps.rules
         self._metrics = steps.metrics
-        self._slots = asyncio.Semaphore(steps.rules.files)
+        self._slots = FairGate(steps.rules.admission)
         self._uploads: set[asyncio.Event] = set()
         self._held: dict[str, Claim] = {}
         self._draining = False
@@ -55,10 +60,26 @@ class IngestService:
         """Uploads that are being worked on."""
         return len(self._uploads)
 
+    @property
+    def parsing(self) -> FairGate:
+        """Where files wait for a parsing child."""
+        return self._steps.parsing
+
     def require_open(self) -> None:
         """Raise `Draining` once the end has begun."""
         if self._draining:
             raise Draining
+
+    async def enter(self, user_id: str) -> None:
+        """Wait until an upload of the user may be received. Raises `RateLimited`, `Overloaded` where too many wait.
+
+        What was entered is ended by `leave`, or given to `ingest` with its files.
+        """
+        await admissions.enter(self.gate, user_id, "upload", self._metrics)
+
+    def leave(self, user_id: str) -> None:
+        """An upload that was entered has not been received."""
+        self.gate.leave(user_id)
 
     async def drain(self, deadline_s: float) -> int:
         """Refuse new uploads and wait for those that run; returns how many are left at the deadline."""
@@ -70,7 +91,7 @@ class IngestService:
         return len(self._uploads)
 
     async def ingest(self, files: Sequence[ReceivedFile], where: Destination) -> AsyncIterator[Line]:
-        """Start on files that have been received, in their order, and follow it line by line.
+        """Start on the files of an upload that was entered, in their order, and follow it line by line.
 
         Returns once each file is durable, or refused. The folders of the files are the service's from here on. Every
         file has exactly one `finished` line; the last line of all is `{"step": "done", "status":
@@ -78,7 +99,7 @@ class IngestService:
         """
         self.require_open()
         lines: asyncio.Queue[Line | None] = asyncio.Queue()
-        upload = UploadProgress(list(files), where, lines.put_nowait)
+        upload = UploadProgress(list(files), where, lines.put_nowait, entered=True)
         self._uploads.add(upload.ended)
         self._tasks.spawn("ingest", lambda: self._run(upload))
         await upload.stored.wait()
@@ -108,7 +129,7 @@ class IngestService:
 
     async def take_up_one(self) -> bool:
         """Take up the oldest file that was left, and see it through; False where there is none or no room for it."""
-        if self._slots.locked():
+        if self._slots.running >= self._rules.files:
             return False
         left = await self._intake.take(self._rules.pipeline, list(self._held))
         if left is None:
@@ -117,7 +138,7 @@ class IngestService:
         logger.info("a file that a process left is taken up: %d bytes, deaths=%d", left.size, left.deaths)
         where = Destination(Reader(left.owner_id), left.tags, left.source_tag)
         file = ReceivedFile(left.label, self._staging.unmade(), left.size, left.sha256)
-        upload = UploadProgress([file], where, lambda _line: None)
+        upload = UploadProgress([file], where, lambda _line: None, entered=False)
         upload.waiting[0].take_over(left)
         self._uploads.add(upload.ended)
         await self._run(upload)
@@ -131,7 +152,7 @@ class IngestService:
             upload.stored.set()
             while upload.waiting:
                 work = upload.waiting[0]
-                async with self._slots:
+                async with self._slots.place(upload.where.reader.user_id):
                     self._metrics.ingest_running.inc()
                     try:
                         outcome = work.outcome or await self._file(work)
@@ -147,6 +168,8 @@ class IngestService:
                 self._finish(work, work.outcome or _left_over(work))
             upload.end()
             self._uploads.discard(upload.ended)
+            if upload.entered:
+                self.leave(upload.where.reader.user_id)
             for work in left:
                 if work.claim is not None:
                     await self._end(work.claim, None)
@@ -224,6 +247,7 @@ class IngestService:
     async def _take(self, work: Work, claim: Claim) -> None:
         """The stages of one file."""
         file, arrival, left = work.file, arrival_of(work, self._rules), work.left
+        user_id = work.upload.where.reader.user_id
         if left is not None and left.written:
             for stage in claim.stages.values():
                 stage["status"] = "done"
@@ -235,7 +259,7 @@ class IngestService:
             file.folder = await self._staging.folder()
             await self._staging.restore(file.folder, self._intake.pieces(claim))
         async with self._stage(work, claim, "parse") as found:
-            outline = await self._steps.read(file)
+            outline = await self._steps.read(file, user_id)
             if outline.cut:
                 found["cut"] = outline.cut
             chunks = await self._steps.chunks(file, claim.uid)
@@ -244,7 +268,7 @@ class IngestService:
             def embedded(count: int) -> None:
                 work.say("embed", "in_progress", done=count, of=len(chunks))
 
-            vectors = await self._steps.embed(outline.title, chunks, file, patient=True, embedded=embedded)
+            vectors = await self._steps.embed(outline.title, chunks, file, user_id, patient=True, embedded=embedded)
         async with self._stage(work, claim, "index"):
             document = _document(claim, arrival, work, outline.title)
             await self._steps.store(document, file, chunks, vectors)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
+from backend_kit.aio import UNBOUNDED, FairGate, GateRules
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
 from knowledge_flow_backend.ingest.names import Format, format_of
@@ -56,7 +58,7 @@ _EMBED_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class IngestRules:
-    """Sizes in characters, times in seconds. `files` are worked on at once; others wait in order.
+    """Sizes in characters, times in seconds. `files` are worked on at once; others wait, users in turn.
 
     `loading_s` is how long a file waits for an embedder that is loading.
     """
@@ -65,6 +67,12 @@ class IngestRules:
     chunk_overlap: int
     files: int
     loading_s: float = 120.0
+
+    @property
+    def admission(self) -> GateRules:
+        """Of files that are worked on, and of those that are written: where there are more than two, one place is for
+        users who hold none."""
+        return GateRules(self.files, reserve=1 if self.files > 2 else 0, waiting=UNBOUNDED, waiting_per_user=UNBOUNDED)
 
     @property
     def pipeline(self) -> str:
@@ -81,6 +89,7 @@ class IngestSteps:
         pool: ParserPool,
         writer: IndexWriter,
         embedder: Embedder,
+        passages: Passages,
         rules: IngestRules,
         metrics: KnowledgeFlowMetrics,
         kpi: Kpi,
@@ -92,8 +101,15 @@ class IngestSteps:
         self._pool = pool
         self._writer = writer
         self._embedder = embedder
+        self._passages = passages
         self._kpi = kpi
+        self._writing = FairGate(rules.admission)
         self._memory = ByteBudget(held_bytes)
+
+    @property
+    def parsing(self) -> FairGate:
+        """Where files wait for a parsing child."""
+        return self._pool.gate
 
     @contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -107,8 +123,8 @@ class IngestSteps:
         finally:
             self.metrics.ingest_stage(stage, status).observe(perf_counter() - began)
 
-    async def read(self, file: ReceivedFile, *, max_chars: int | None = None) -> Outline:
-        """Parse a file, or the beginning of its text: text and chunks are in its folder then.
+    async def read(self, file: ReceivedFile, user_id: str, *, max_chars: int | None = None) -> Outline:
+        """Parse a user's file, or the beginning of its text: text and chunks are in its folder then.
 
         Raises `Refused` with the reason, or OSError where the staging directory fails.
         """
@@ -123,7 +139,7 @@ class IngestSteps:
             overlap=self.rules.chunk_overlap,
             max_chars=max_chars,
         )
-        return await self._pool.read(job)
+        return await self._pool.read(job, user_id, file.size)
 
     async def chunks(self, file: ReceivedFile, uid: str) -> StoredChunks:
         """The chunks of a file that has been read, as those of the document `uid`. Raises OSError."""
@@ -134,11 +150,12 @@ class IngestSteps:
         title: str,
         chunks: StoredChunks,
         file: ReceivedFile,
+        user_id: str,
         *,
         patient: bool = False,
         embedded: Callable[[int], None] = lambda _count: None,
     ) -> StoredVectors:
-        """The vectors of the chunks, kept in the file's folder; `embedded` gets their number after each batch.
+        """The vectors of the chunks of a user's file, kept in its folder; `embedded` gets their number at each batch.
 
         Raises `EmbeddingUnavailable`: at once, or, `patient`, after some tries and once a model has had time to load.
         """
@@ -146,7 +163,7 @@ class IngestSteps:
         batches = chunks.batches()
         while batch := await asyncio.to_thread(next, batches, None):
             texts = [embedded_text(title, chunk) for chunk in batch]
-            some = await (self._embed_patiently(texts) if patient else self._embedder.embed_documents(texts))
+            some = await (self._embed_patiently(user_id, texts) if patient else self._passages.embed(user_id, texts))
             await asyncio.to_thread(vectors.extend, some)
             embedded(len(vectors))
         return vectors
@@ -158,19 +175,19 @@ class IngestSteps:
 
         Raises what the writer raises, and OSError.
         """
-        async with self._memory.hold(file.size):
+        async with self._writing.place(document.owner_id), self._memory.hold(file.size):
             content = await asyncio.to_thread(read_content, file.folder)
             await self._writer.replace_document(document, content, chunks, vectors)
         self.metrics.ingested_chunks.inc(len(chunks))
 
-    async def _embed_patiently(self, texts: Sequence[str]) -> list[Vector]:
+    async def _embed_patiently(self, user_id: str, texts: Sequence[str]) -> list[Vector]:
         """Embed, and try again: a job has no caller who would rather do without."""
         began = asyncio.get_running_loop().time()
         tries = 0
         while True:
             loading = self._embedder.state == "loading"
             try:
-                return await self._embedder.embed_documents(texts)
+                return await self._passages.embed(user_id, texts)
             except EmbeddingUnavailable as failure:
                 tries += not loading
                 waited = asyncio.get_running_loop().time() - began

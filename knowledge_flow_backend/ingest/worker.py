@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 
@@ -35,7 +36,9 @@ def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
     os.dup2(2, 1)
     try:
         for line in sys.stdin.buffer:
-            answers.write(dumps(run(Job(**loads(line)), parsers)) + b"\n")
+            began = time.process_time()
+            answer = run(Job(**loads(line)), parsers)
+            answers.write(dumps({**answer, "cpu_s": time.process_time() - began}) + b"\n")
     except MemoryError:
         # The remaining address space is fragmented: a new process serves the next file.
         return EXIT_OUT_OF_MEMORY

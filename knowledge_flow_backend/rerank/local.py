@@ -9,9 +9,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
 from knowledge_flow_backend.embed import Embedder
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -68,6 +70,7 @@ class LocalReranker:
         index: ChunkIndex,
         vectors: QuestionVectors,
         *,
+        passages: Passages,
         threads: int,
         deadline_s: float,
         metrics: KnowledgeFlowMetrics,
@@ -76,11 +79,15 @@ class LocalReranker:
     ) -> None:
         self._embedder = embedder
         self._index = index
+        self._passages = passages
         self._vectors = vectors
         self._kpi = kpi
         self._word_scores = word_scores
         self._deadline_s = deadline_s
-        self._threads = WorkerThreads("rerank", threads, WAITING, waited=metrics.rerank_queue.observe)
+        self._waited = metrics.rerank_queue.observe
+        self._turns = FairGate(GateRules(threads, waiting=WAITING, waiting_per_user=WAITING))
+        # Calls past their deadline give their turn back, and keep their thread.
+        self._threads = WorkerThreads("rerank", threads, WAITING)
 
     async def score(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
         """See `Reranker`. Scores are between 0 and 1. Raises `RerankFailed`."""
@@ -89,9 +96,9 @@ class LocalReranker:
             async with asyncio.timeout(self._deadline_s):
                 by_vector, by_words = await gather_pair(
                     self._cosines(question, candidates, reader),
-                    self._threads.run_in_thread(lambda: self._word_scores(question, texts)),
+                    self._by_words(question, texts, reader),
                 )
-        except ThreadsBusy:
+        except (Crowded, ThreadsBusy):
             raise RerankFailed("busy") from None
         except (DocumentsUnavailable, SchemaMismatch) as failure:
             logger.warning("rerank failed: %s", failure)
@@ -103,6 +110,12 @@ class LocalReranker:
         """End the threads."""
         self._threads.close()
 
+    async def _by_words(self, question: str, texts: Sequence[str], reader: Reader) -> list[float]:
+        began = time.perf_counter()
+        async with self._turns.place(reader.user_id):
+            self._waited(time.perf_counter() - began)
+            return await self._threads.run_in_thread(lambda: self._word_scores(question, texts))
+
     async def _cosines(self, question: str, candidates: Sequence[Candidate], reader: Reader) -> list[float]:
         compared = [candidate.cosine for candidate in candidates if candidate.cosine is not None]
         if len(compared) == len(candidates):
@@ -113,7 +126,7 @@ class LocalReranker:
         known = {found.chunk_uid: found.cosine for found in stored}
         # The others are no chunks of the index, or none that this reader may know of: they are texts like any other.
         unknown = [place for place, candidate in enumerate(candidates) if candidate.chunk_uid not in known]
-        made = await self._embedder.embed_documents([candidates[place].text for place in unknown]) if unknown else []
+        made = await self._passages.embed(reader.user_id, [candidates[place].text for place in unknown])
         others = {place: float(vector @ own) for place, own in zip(unknown, made, strict=True)}
         return [
             others.get(place, known.get(candidate.chunk_uid or "", 0.0)) for place, candidate in enumerate(candidates)

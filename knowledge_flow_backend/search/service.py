@@ -3,15 +3,23 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from backend_kit.aio import FairGate, GateRules
 from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.admission import admitted
 from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, MessageTooLong, Overloaded
+from knowledge_flow_backend.errors import (
+    DocumentsUnavailable,
+    IndexUnavailable,
+    MessageTooLong,
+    Overloaded,
+    RateLimited,
+)
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
@@ -23,10 +31,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """Limits of a search. `max_running` 0 = off. Seconds for a whole search, its rerank included."""
+    """Limits of a search: how many run and wait, of all and of one reader. Seconds for a whole search, with its wait
+    and its rerank."""
 
     candidates: int
-    max_running: int
+    admission: GateRules
     max_question_chars: int
     deadline_s: float
     index_name: str
@@ -64,25 +73,25 @@ class SearchService:
         self._rules = rules
         self._metrics = metrics
         self.kpi = kpi
-        self._running = 0
+        self.gate = FairGate(rules.admission)
         self._log = QuietLog(logger)
 
     @property
     def running(self) -> int:
         """Calls that run now."""
-        return self._running
+        return self.gate.running
 
     async def search(self, request: SearchRequest, reader: Reader) -> Answer:
         """The hits, reranked where the request says so; a rerank that fails is skipped.
 
-        Raises `MessageTooLong`, `Overloaded`, `SchemaMismatch`, `DocumentsUnavailable`.
+        Raises `MessageTooLong`, `RateLimited`, `Overloaded`, `SchemaMismatch`, `DocumentsUnavailable`.
         """
-        with self._admitted("search"):
+        ends_at = asyncio.get_running_loop().time() + self._rules.deadline_s
+        async with self._admitted("search", reader, ends_at):
             self._check(request.question)
             query = self._query(request, reader)
             if not query.corpus and query.session_id is None:
                 return Answer() if request.rerank is None else Answer(rerank="done")
-            ends_at = asyncio.get_running_loop().time() + self._rules.deadline_s
             provenance = Provenance(
                 embedding_model=self._embedder.model,
                 vector_index=self._rules.index_name,
@@ -109,8 +118,10 @@ class SearchService:
             return _answer(hits.__getitem__, done)
 
     async def rerank(self, request: RerankRequest, reader: Reader) -> Answer:
-        """The best hits in their new order. Raises `MessageTooLong`, `Overloaded`; never for a reranker that fails."""
-        with self._admitted("rerank"):
+        """The best hits in their new order. Raises `MessageTooLong`, `RateLimited`, `Overloaded`; never for a reranker
+        that fails."""
+        ends_at = asyncio.get_running_loop().time() + self._rules.deadline_s
+        async with self._admitted("rerank", reader, ends_at):
             self._check(request.question)
             hits = request.documents
             candidates = [Candidate(hit.content, hit.chunk_uid) for hit in hits]
@@ -143,34 +154,30 @@ class SearchService:
         if len(question) > self._rules.max_question_chars:
             raise MessageTooLong(field="question")
 
-    @contextmanager
-    def _admitted(self, route: Literal["search", "rerank"]) -> Iterator[None]:
-        """Count, time and bound a call, however it ends."""
+    @asynccontextmanager
+    async def _admitted(
+        self, route: Literal["search", "rerank"], reader: Reader, ends_at: float
+    ) -> AsyncIterator[None]:
+        """Wait for the reader's turn until `ends_at`; count and time a call, however it ends."""
         begun = time.perf_counter()
         status = "error"
-        if self._rules.max_running and self._running >= self._rules.max_running:
-            self._metrics.request(route, "rejected").observe(0.0)
-            raise Overloaded(retry_after_s=1.0)
-        self._enter(1)
         try:
-            yield
+            async with admitted(self.gate, reader.user_id, "search", self._metrics, ends_at=ends_at):
+                self._metrics.searches_running.set(self.gate.running)
+                yield
             status = "ok"
         except asyncio.CancelledError:
             status = "cancelled"
             raise
-        except MessageTooLong:
+        except (MessageTooLong, RateLimited, Overloaded):
             status = "rejected"
             raise
         except DocumentsUnavailable as failure:
             self._say(route, failure)
             raise
         finally:
-            self._enter(-1)
+            self._metrics.searches_running.set(self.gate.running)
             self._metrics.request(route, status).observe(time.perf_counter() - begun)
-
-    def _enter(self, change: int) -> None:
-        self._running += change
-        self._metrics.searches_running.set(self._running)
 
     def _say(self, route: str, failure: DocumentsUnavailable) -> None:
         self._log.warning(route, "%s failed: %s", route, failure)

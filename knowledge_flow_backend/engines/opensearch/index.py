@@ -26,7 +26,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     with_attachments,
 )
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
-from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
+from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.index.models import Embed
 
@@ -192,7 +192,7 @@ class OpenSearchChunks(PostgresReads):
         """What is in scope. Raises `_NothingInScope`."""
         words = [] if query.policy is Policy.SEMANTIC else words_of(query.question)
         parameters = {**scope_of(query), "words": words}
-        rows = await self._rows("rights", self._rights, parameters, first=True)
+        rows = await self._rows("rights", self._rights, parameters, query.reader, first=True)
         model, dimension, engine, in_scope, attached, libraries, pending, valid, valid_attached, rarities = rows[0]
         if model is None or not in_scope:
             raise _NothingInScope
@@ -235,7 +235,7 @@ class OpenSearchChunks(PostgresReads):
     async def _by_words(self, query: IndexQuery, overview: _Overview) -> Ranked:
         with self._kpi.phase("lexical_query"):
             body = by_words(overview.rarities, overview.rights, candidates_of(query))
-            return ordered(await self._found(body))
+            return ordered(await self._found(body, query.reader))
 
     async def _by_vector(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:
         vector = await question.vector()
@@ -245,7 +245,7 @@ class OpenSearchChunks(PostgresReads):
         exact = overview.in_scope <= self._rules.exact_up_to
         with self._kpi.phase("vector_query"):
             body = by_vector(vector.tolist(), overview.rights, candidates_of(query), exact=exact)
-            found = await self._found(body)
+            found = await self._found(body, query.reader)
         return ordered([(key, 2 * score - 1) for key, score in found])
 
     async def _hits(self, query: IndexQuery, question: _Question, *lists: Ranked) -> dict[str, ChunkHit]:
@@ -262,9 +262,9 @@ class OpenSearchChunks(PostgresReads):
             "scores": [0.0] * len(keys),
             "vector": question.text,
         }
-        rows = await self._rows("hits", opensearch_statements.HITS, parameters)
+        rows = await self._rows("hits", opensearch_statements.HITS, parameters, query.reader)
         return {row[0]: hit_of(row[1:]) for row in rows}
 
-    async def _found(self, body: dict[str, Any]) -> list[tuple[str, float]]:
-        async with self._semaphore.step():
+    async def _found(self, body: dict[str, Any], reader: Reader) -> list[tuple[str, float]]:
+        async with self._step(reader):
             return await self._cluster.search(self._database.index, body)

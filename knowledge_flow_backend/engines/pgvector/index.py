@@ -149,10 +149,10 @@ class PgVectorIndex(PostgresReads):
         """What is in scope; for a hybrid search with the best chunks by their words. Raises `_NothingInScope`."""
         if query.policy is Policy.HYBRID:
             with self._kpi.phase("lexical_query"):
-                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query), first=first)
+                rows = await self._rows("lexical", statements.LEXICAL, _lexical(query), query.reader, first=first)
             *made, in_scope, attached, ids, scores = rows[0]
         else:
-            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query), first=first)
+            rows = await self._rows("overview", statements.OVERVIEW, scope_of(query), query.reader, first=first)
             (*made, in_scope, attached), ids, scores = rows[0], None, None
         if made[0] is None or not in_scope:
             raise _NothingInScope
@@ -162,7 +162,7 @@ class PgVectorIndex(PostgresReads):
         self, op: str, statement: DriverStatement, query: IndexQuery, *, first: bool = False, **more: object
     ) -> list[ChunkHit]:
         parameters = {**_lexical(query), "limit": query.limit, **more}
-        return [hit_of(row) for row in await self._rows(op, statement, parameters, first=first)]
+        return [hit_of(row) for row in await self._rows(op, statement, parameters, query.reader, first=first)]
 
 
 def _lexical(query: IndexQuery) -> dict[str, object]:

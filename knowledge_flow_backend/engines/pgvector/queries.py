@@ -1,27 +1,33 @@
 """What both indexes ask Postgres: a search as the parameters of its statements, and a row of theirs as a hit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from backend_kit.aio import UNBOUNDED, FairGate, GateRules
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.engines.pgvector.rows import vector_text
 from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
-from knowledge_flow_backend.engines.scheduling import PrioritySemaphore
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 
 
 class PostgresReads:
-    """The part of a `ChunkIndex` that is the same whichever engine finds the chunks: Postgres has their vectors."""
+    """The part of a `ChunkIndex` that is the same whichever engine finds the chunks: Postgres has their vectors.
+
+    Of all searches only a few steps, a statement or a query each, run at a time. A server with few cores that gets
+    twenty at once ends them all late and together, and their answers block the event loop all at once. A few at a time
+    end no later, one after the other.
+    """
 
     def __init__(self, database: IndexDatabase, kpi: Kpi, *, parallel: int) -> None:
         """`parallel`: statements and queries of searches that run at once."""
         self._database = database
         self._kpi = kpi
-        self._semaphore = PrioritySemaphore(parallel, kpi)
+        self._steps = FairGate(GateRules(parallel, waiting=UNBOUNDED, waiting_per_user=UNBOUNDED))
 
     async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
         """See `ChunkIndex`. Raises as there."""
@@ -29,16 +35,33 @@ class PostgresReads:
         everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0, libraries=reader.within(None))
         parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
         try:
-            rows = await self._rows("similarities", SIMILARITIES, parameters)
+            rows = await self._rows("similarities", SIMILARITIES, parameters, reader)
         except DatabaseFault as error:
             raise failure_of(error) from error
         return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _rows(
-        self, op: str, statement: DriverStatement, parameters: Mapping[str, object], *, first: bool = False
+        self,
+        op: str,
+        statement: DriverStatement,
+        parameters: Mapping[str, object],
+        reader: Reader,
+        *,
+        first: bool = False,
     ) -> Sequence[Sequence[Any]]:
-        async with self._semaphore.step(first=first), self._database.main.connection() as connection:
+        async with self._step(reader, first=first), self._database.main.connection() as connection:
             return await connection.fetch(op, statement, parameters)
+
+    @asynccontextmanager
+    async def _step(self, reader: Reader, *, first: bool = False) -> AsyncIterator[None]:
+        """Hold a place for a step in the block, after those of other readers in turn. `first`: the search begins with
+        it, and lets those go before that have begun. A block must not wait for another step."""
+        with self._kpi.phase("search_turn"):
+            await self._steps.enter(reader.user_id, ahead=not first)
+        try:
+            yield
+        finally:
+            self._steps.leave(reader.user_id)
 
 
 def scope_of(query: IndexQuery) -> dict[str, object]:
