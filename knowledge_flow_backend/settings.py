@@ -246,11 +246,13 @@ class Limits(Section):
     max_searches: Positive = 256
     """Searches and reranks in progress; further ones wait, users in turn, within `deadlines.search_s`. The last eighth
     is for users without one."""
-    max_searches_per_user: Count = 8
-    """Searches and reranks of one user in progress; further ones wait. 0 = as many as there are places."""
+    max_searches_per_user: Count = 4
+    """Searches and reranks of one user in progress; further ones wait. Each that runs beside another user's delays that
+    by its share of the event loop; raise it for an application that searches with one key for many people. 0 = as many
+    as there are places."""
     max_waiting_searches: Positive = 1024
     """Searches and reranks that wait for a place; beyond, the newest of the user with the most gets 503."""
-    max_waiting_searches_per_user: Positive = 64
+    max_waiting_searches_per_user: Positive = 128
     """Searches and reranks of one user that wait for a place; further ones get 429."""
     max_question_chars: Positive = 32_000
     """Characters of a question; a longer one gets `message_too_long`."""

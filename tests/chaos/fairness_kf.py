@@ -27,6 +27,9 @@ _BASE: Final = "/knowledge-flow/v1"
 _QUESTION: Final = "How does a wheel turn in a mill by the river?"
 _AT_ONCE: Final = 100
 """Requests of the flood at once, each followed by the next one."""
+_REFUSED_S: Final = 0.1
+"""Who is refused comes back so soon, ten times sooner than told: at once, and the flood, which runs in the process that
+measures, would compute as much as what it floods."""
 _UPLOADS: Final = 6
 _SLOW_FILES: Final = 200
 _SLOW_PARAGRAPHS: Final = 60_000
@@ -49,6 +52,8 @@ class _Person:
         async with self.http.request(method, path, headers=headers, **options) as response:
             body = await response.read()
         self.statuses[response.status] = self.statuses.get(response.status, 0) + 1
+        if response.status in (429, 503):
+            await asyncio.sleep(_REFUSED_S)
         return body
 
     async def search(self, question: str = _QUESTION) -> bytes:

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
 from deploy.opensearch.node import OpenSearchNode
+from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.engines.engine import PgVectorEngine, make_engine
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader
@@ -92,7 +94,14 @@ async def filled(
         if isinstance(engine, PgVectorEngine):
             await engine.index.count_common_words()
         reranker = LocalReranker(
-            embedder, engine.index, QuestionVectors(), threads=1, deadline_s=_DEADLINE_S, metrics=metrics, kpi=kpi
+            embedder,
+            engine.index,
+            QuestionVectors(),
+            passages=Passages(embedder, step=DOCUMENTS_A_BATCH),
+            threads=1,
+            deadline_s=_DEADLINE_S,
+            metrics=metrics,
+            kpi=kpi,
         )
         stack.callback(reranker.close)
         yield FilledEngine(name, engine.index, embedder, reranker, settings.search.candidates, server.dsn)

@@ -48,6 +48,8 @@ def test_the_exposition_is_the_golden_one() -> None:
     metrics.searches_running.set(1)
     metrics.empty_searches.inc()
     metrics.rerank_skipped("late").inc()
+    metrics.places("search", "waiting").set(2)
+    metrics.refused("search", "per_user").inc()
     for seconds in (metrics.embed, metrics.embed_queue, metrics.rerank_queue):
         seconds.observe(0.002)
     metrics.embed_batch_size.observe(3)

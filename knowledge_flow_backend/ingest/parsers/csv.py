@@ -12,6 +12,8 @@ from knowledge_flow_backend.ingest.tables import header_rule, table_row
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_COLUMNS = 256
+MAX_CELLS = 2_000_000
+"""Bound of the written table, empty cells included: rows that are shorter than the longest are filled up."""
 MAX_CHARS = 60_000_000
 """Bound of the written table: bars around empty cells are several times as long as the commas they replace."""
 _MAX_CELL_CHARS = 8 * 1024 * 1024
@@ -24,7 +26,7 @@ _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]*%?")
 
 
-def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
+def parse(data: bytes, *, max_chars: int = MAX_CHARS, max_cells: int = MAX_CELLS) -> Parsed:
     """Parse one file; its title is its name. Raises `Refused`."""
     csv.field_size_limit(_MAX_CELL_CHARS)
     content = decode(data)
@@ -38,7 +40,7 @@ def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
     length = 0
     cut = [f"Of {columns} columns, the first {MAX_COLUMNS} were read."] if columns > width else []
     for row in _headed(rows, width):
-        if length > max_chars:
+        if length > max_chars or len(lines) * width > max_cells:
             cut.append(f"The table goes on: its first {len(lines) - 1} rows were read.")
             break
         lines.append(table_row([*row[:width], *[""] * (width - len(row))]))

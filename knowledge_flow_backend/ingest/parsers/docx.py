@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import docx
@@ -168,28 +169,39 @@ class _Body:
         self._items.append(f"{'  ' * depth}{shown} {text}")
 
     def _table(self, node: Any) -> None:
-        rows = [_cells(row) for row in node.iter(qn("w:tr")) if _table_of(row) is node]
-        if sum(len(row) for row in rows) == 1:  # a frame around text
-            for cell in node.iter(qn("w:tc")):
-                self.read(cell)
-                return
-        self.writer.add(Kind.TABLE, table(rows))
+        rows = [row for row in node.iter(qn("w:tr")) if _table_of(row) is node]
+        if len(rows) == 1 and (only := _only_cell(rows[0])) is not None:  # a frame around text
+            # Its text is not read before: of frames within frames the innermost would be read once for each.
+            self.read(only)
+            return
+        self.writer.add(Kind.TABLE, table([_cells(row) for row in rows]))
 
 
 def _table_of(row: Any) -> Any:
     return next(row.iterancestors(qn("w:tbl")), None)
 
 
+def _cells_of(row: Any) -> Iterator[Any]:
+    return (cell for cell in row.iter(qn("w:tc")) if next(cell.iterancestors(qn("w:tr")), None) is row)
+
+
+def _only_cell(row: Any) -> Any:
+    """The cell of a row that has no other, and is one column wide; else None."""
+    cells = list(islice(_cells_of(row), 2))
+    return cells[0] if len(cells) == 1 and _columns(cells[0]) == 1 else None
+
+
+def _columns(cell: Any) -> int:
+    wide = _value(cell.find(qn("w:tcPr")), "w:gridSpan") or "1"
+    return min(max(int(wide), 1), 64) if wide.isdecimal() else 1
+
+
 def _cells(row: Any) -> list[str]:
     """The texts of a row's cells; one that is several columns wide is followed by empty ones."""
     cells: list[str] = []
-    for cell in row.iter(qn("w:tc")):
-        if next(cell.iterancestors(qn("w:tr")), None) is not row:
-            continue
-        properties = cell.find(qn("w:tcPr"))
-        wide = _value(properties, "w:gridSpan") or "1"
+    for cell in _cells_of(row):
         cells.append(_plain(cell))
-        cells.extend([""] * (min(int(wide), 64) - 1 if wide.isdecimal() else 0))
+        cells.extend([""] * (_columns(cell) - 1))
     return cells
 
 

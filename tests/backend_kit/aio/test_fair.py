@@ -38,9 +38,13 @@ class Crowd:
         return self.entered
 
     async def _stay(self, name: str) -> None:
-        async with self._gate.place(name[0]):
+        """A name in capitals is the next step of something that has begun."""
+        await self._gate.enter(name[0].lower(), ahead=name.isupper())
+        try:
             self.entered.append(name)
             await self._leave[name].wait()
+        finally:
+            self._gate.leave(name[0].lower())
 
 
 async def ticks(count: int = 5) -> None:
@@ -94,6 +98,37 @@ async def test_the_reserve_is_for_those_who_hold_nothing() -> None:
     await people.go("a1")
     assert people.entered == ["a1", "b1", "a2"]
     await people.all_go()
+
+
+async def test_what_has_begun_goes_before_the_users_others_in_order() -> None:
+    people, gate = crowd(places=1)
+    await people.come("b1", "a1", "a2", "A3", "A4")
+    await people.go("b1")
+
+    assert await people.all_go() == ["b1", "A3", "A4", "a1", "a2"]
+    assert (gate.running, gate.waiting) == (0, 0)
+
+
+async def test_what_has_begun_goes_before_other_users_while_its_own_holds_nothing() -> None:
+    people, _ = crowd(places=2)
+    await people.come("x1", "y1", "a1", "b1", "C1")
+    await people.go("x1")
+    assert people.entered[2:] == ["C1"]
+
+    await people.come("C2")  # they hold a place: those who hold none go first
+    await people.go("y1")
+    assert people.entered[2:] == ["C1", "a1"]
+    assert await people.all_go() == ["x1", "y1", "C1", "a1", "b1", "C2"]
+
+
+async def test_who_gives_up_a_next_step_leaves_the_others_where_they_were() -> None:
+    people, gate = crowd(places=1)
+    await people.come("x1", "a1", "A2", "A3", "b1")
+    people.tasks["A2"].cancel()
+    await ticks()
+
+    assert await people.all_go() == ["x1", "A3", "b1", "a1"]
+    assert (gate.running, gate.waiting) == (0, 0)
 
 
 async def test_of_one_user_only_so_many_wait() -> None:

@@ -16,11 +16,12 @@ from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from backend_kit.aio import TaskRegistry
+from backend_kit.aio import GateRules, TaskRegistry
 from backend_kit.auth import Identity
 from backend_kit.http import build_server, install_error_handlers, listen
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector
@@ -44,6 +45,7 @@ from tests.support.rest import rest_client
 
 BASE = "/knowledge-flow/v1"
 DIMENSION = 64
+UPLOADS = GateRules(places=64)
 LIMITS = UploadLimits(file_bytes=2_000_000, files=20, request_bytes=8_000_000)
 
 
@@ -166,6 +168,7 @@ async def running(
     raw_piece_bytes: int = RAW_PIECE_BYTES,
     held_bytes: int = HELD_BYTES,
     pool_timeout: float = 600.0,
+    admission: GateRules = UPLOADS,
 ) -> AsyncIterator[Ingestion]:
     """The service on a free port; everything is closed in reverse. `wrapped` puts something around its writer."""
     async with AsyncExitStack() as stack:
@@ -179,7 +182,7 @@ async def running(
         staging = Staging(directory)
         await staging.open()
         stack.push_async_callback(staging.aclose)
-        pool = ParserPool(ParserPoolRules(1, 512, timeout_s), command=command)
+        pool = ParserPool(ParserPoolRules(1, 512, timeout_s, base_s=timeout_s), command=command)
         stack.push_async_callback(pool.aclose)
         tasks, embedder = TaskRegistry(), HashingEmbedder()
         stack.push_async_callback(tasks.aclose)
@@ -189,12 +192,13 @@ async def running(
             pool=pool,
             writer=writer,
             embedder=embedder,
+            passages=Passages(embedder, step=64),
             rules=IngestRules(400, 40, files=2),
             metrics=metrics,
             kpi=kpi,
             held_bytes=held_bytes,
         )
-        service = IngestService(steps, staging, intake, tasks)
+        service = IngestService(steps, staging, intake, tasks, admission)
         tasks.spawn("ingest-leases", service.keep_leases)
         ingest = IngestServices(service, intake, staging, LIMITS)
         library = LibraryServices(Library(Statements(database), writer, piece_bytes=raw_piece_bytes), metrics)

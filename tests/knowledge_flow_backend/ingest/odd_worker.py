@@ -29,6 +29,14 @@ def block(data: bytes) -> Parsed:
     return text.parse(data)
 
 
+def burn(data: bytes) -> Parsed:
+    """Compute for so long, however busy the machine is."""
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+    return text.parse(data)
+
+
 def hang(data: bytes) -> Parsed:
     """Do nothing for longer than any test."""
     time.sleep(600)
@@ -78,6 +86,7 @@ def parse_deep(depth: int) -> Parsed:
 
 ODDITIES: dict[str, Callable[[bytes], Parsed]] = {
     "block": block,
+    "burn": burn,
     "hang": hang,
     "exit": lambda _data: os._exit(3),
     "crash": crash,

@@ -65,7 +65,7 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], Callable[[], bytes]]] = {
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ParserPool]:
-    made = ParserPool(ParserPoolRules(1, 1024, 60.0))
+    made = ParserPool(ParserPoolRules(1, 1024, 60.0, base_s=60.0))
     yield made
     await made.aclose()
 
@@ -76,7 +76,7 @@ async def test_a_bomb_is_refused_and_costs_its_child_little_memory(
 ) -> None:
     data = await asyncio.to_thread(bomb)
     assert len(data) < MB // 2
-    await pool.read(job(tmp_path / "small", small(), format_=format_))
+    await pool.read(job(tmp_path / "small", small(), format_=format_), "user", 0)
     pid = pool._idle[0]._process.pid
     before = peak_mb(pid)
     assert await refused(pool, job(tmp_path / "bomb", data, format_=format_)) is Reason.UNPACKS_TOO_LARGE

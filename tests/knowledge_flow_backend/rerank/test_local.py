@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import ChunkHit, Reader, Vector
 from knowledge_flow_backend.rerank import Candidate, RerankFailed, RerankService
@@ -32,6 +33,7 @@ async def reranker(
         corpus.embedder,
         corpus.index,
         vectors or QuestionVectors(),
+        passages=Passages(corpus.embedder, step=4),
         threads=1,
         deadline_s=deadline_s,
         metrics=corpus.metrics,

@@ -239,22 +239,23 @@ async def test_a_search_past_its_deadline_is_unavailable_not_endless(
         assert (await response.json())["detail"]["code"] == "kf_unavailable"
 
 
-async def test_above_max_searches_a_call_is_refused_at_once(
+async def test_beyond_the_searches_that_may_wait_a_call_is_refused_at_once(
     start_knowledge_flow: StartKnowledgeFlow, corpus: Corpus
 ) -> None:
     await corpus.put("doc", SPOOL)
-    async with start_knowledge_flow(limits={"max_searches": 1}) as service:
+    limits = {"max_searches": 1, "max_waiting_searches_per_user": 1}
+    async with start_knowledge_flow(limits=limits) as service:
         answers = await asyncio.gather(*(_status(service, f"spool {number}") for number in range(12)))
-        assert set(answers) == {200, 503}
+        assert set(answers) == {200, 429}
         assert await _status(service, "spool again") == 200
         rejected = service.value("app_kf_request_seconds_count", route="search", status="rejected")
-        assert rejected == answers.count(503)
+        assert rejected == answers.count(429)
 
 
 async def _status(service: RunningKnowledgeFlow, question: str) -> int:
     async with service.http.post(BASE + SEARCH, json={"question": question}) as response:
-        if response.status == 503:
-            assert (await response.json())["detail"]["code"] == "overloaded"
+        if response.status == 429:
+            assert (await response.json())["detail"]["code"] == "rate_limited"
             assert response.headers["Retry-After"] == "1"
         return response.status
 
