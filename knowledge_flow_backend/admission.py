@@ -9,7 +9,7 @@ from backend_kit.aio import Crowded, FairGate
 from knowledge_flow_backend.errors import Overloaded, RateLimited
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
-Class = Literal["search", "upload", "attachment"]
+Class = Literal["search", "upload"]
 """What waits together; `parse` is a gate of the parser pool, which refuses nobody."""
 _RETRY_S = 1.0
 

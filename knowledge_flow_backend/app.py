@@ -168,7 +168,6 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         gates = {
             "search": search.gate,
             "upload": ingest.ingest.gate,
-            "attachment": fast.fast.gate,
             "parse": ingest.ingest.parsing,
         }
         tasks.spawn("pool-clock", lambda: _watch(pools, gates, metrics), restart=True)

@@ -15,7 +15,7 @@ class KnowledgeFlowMetrics(ServiceMetrics):
 
     One call feeds the summary log and Prometheus. Labelled ones are called with their values, in the order of the
     label names. Values: route search|rerank|ingest|documents|tags; status ok|error|cancelled|timeout|rejected;
-    cause late|failed|busy|off; class search|upload|attachment|parse; state running|waiting;
+    cause late|failed|busy|off; class search|upload|parse; state running|waiting;
     bound per_user|overall|late; pool main|ingest; op the statement's name or commit; stage store|parse|embed|index.
     Never a user, session, document or library.
     """

@@ -200,9 +200,9 @@ class Processing(Section):
     max_file_mb: Positive = 50
     """Largest file in MiB; the upload of a larger one is cut off with `too_large`."""
     workers: Positive = 2
-    """Child processes that read files; further files wait, users in turn. Where there are several, the last one is for
-    users whose files are not being read: with 1, a file waits for the end of the one that is being read, whoever sent
-    that."""
+    """Child processes that read files; further files wait, users in turn. Where there are several, and users sign in,
+    the last one is for users whose files are not being read. With 1, a file waits for the end of the one that is being
+    read, whoever sent that."""
     worker_memory_mb: Annotated[int, Field(ge=128)] = 1024
     """Address space of a child process in MiB; a file that needs more fails with `out_of_memory`."""
     worker_timeout_s: Seconds = 120
@@ -249,11 +249,7 @@ class Limits(Section):
     max_searches_per_user: Count = 4
     """Searches and reranks of one user in progress; further ones wait. Each that runs beside another user's delays that
     by its share of the event loop; raise it for an application that searches with one key for many people. 0 = as many
-    as there are places."""
-    max_waiting_searches: Positive = 1024
-    """Searches and reranks that wait for a place; beyond, the newest of the user with the most gets 503."""
-    max_waiting_searches_per_user: Positive = 128
-    """Searches and reranks of one user that wait for a place; further ones get 429."""
+    as there are places, as without authentication."""
     max_question_chars: Positive = 32_000
     """Characters of a question; a longer one gets `message_too_long`."""
     max_request_bytes: Positive = 4_194_304
@@ -262,11 +258,8 @@ class Limits(Section):
     """Uploads that are received or worked on; further ones wait, users in turn, before their bytes are read. The last
     eighth is for users without one."""
     max_uploads_per_user: Count = 8
-    """Uploads of one user that are received or worked on; further ones wait, at most `max_uploads` of them, then get
-    429. 0 = as many as there are places."""
-    max_attachments: Positive = 16
-    """Files that are read at once while their sender waits; further ones wait, users in turn, up to 64 of one user,
-    then get 429. One user may have half of the places."""
+    """Uploads of one user that are received or worked on, whether their sender still listens or not; further ones wait.
+    0 = as many as there are places, as without authentication."""
     max_upload_files: Positive = 200
     """Files of one upload; more get `too_large`."""
     max_upload_mb: Positive = 1024

@@ -36,13 +36,11 @@ from knowledge_flow_backend.settings import (
     EmbeddingModel,
     EmbeddingSettings,
     KnowledgeFlowSettings,
-    Limits,
 )
 
 _MIB = 1024 * 1024
 _RESERVED: Final = 8
 """Of so many places, one is for users who hold none."""
-_ATTACHMENTS_WAITING: Final = 64
 _FORM_BYTES = 64 * 1024
 """What a form with one file may have beside the file."""
 
@@ -122,13 +120,7 @@ def make_search(
     reranking = RerankService(reranker, metrics=metrics, kpi=kpi)
     rules = SearchRules(
         candidates=settings.search.candidates,
-        admission=GateRules(
-            places=settings.limits.max_searches,
-            per_user=settings.limits.max_searches_per_user,
-            reserve=settings.limits.max_searches // _RESERVED,
-            waiting=settings.limits.max_waiting_searches,
-            waiting_per_user=settings.limits.max_waiting_searches_per_user,
-        ),
+        admission=_shared(settings, settings.limits.max_searches, settings.limits.max_searches_per_user),
         max_question_chars=settings.limits.max_question_chars,
         deadline_s=settings.deadlines.search_s,
         index_name=settings.storage.vector_store.index,
@@ -200,17 +192,22 @@ async def make_ingest(
             processing.worker_base_s,
             processing.worker_s_per_mb,
             processing.cpu_budget_s,
+            reserve=_reserve(settings),
         )
     )
     stack.push_async_callback(pool.aclose)
     intake = Intake(database, lease_s=processing.lease_s)
     files = files_at_once(settings)
-    rules = IngestRules(processing.chunk_size_chars, processing.chunk_overlap_chars, files=files)
+    rules = IngestRules(
+        processing.chunk_size_chars, processing.chunk_overlap_chars, files=files, reserve=_reserve(settings)
+    )
     steps = IngestSteps(
         pool=pool, writer=writer, embedder=embedder, passages=passages, rules=rules, metrics=metrics, kpi=kpi
     )
-    service = IngestService(steps, staging, intake, tasks, _uploads(limits))
-    fast = FastIngest(steps, _attachments(limits), max_chars=processing.max_attachment_chars)
+    service = IngestService(
+        steps, staging, intake, tasks, _shared(settings, limits.max_uploads, limits.max_uploads_per_user)
+    )
+    fast = FastIngest(steps, max_chars=processing.max_attachment_chars)
     max_file = processing.max_file_mb * _MIB
     bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
@@ -220,18 +217,13 @@ async def make_ingest(
     )
 
 
-def _uploads(limits: Limits) -> GateRules:
-    return GateRules(
-        places=limits.max_uploads,
-        per_user=limits.max_uploads_per_user,
-        reserve=limits.max_uploads // _RESERVED,
-        waiting_per_user=limits.max_uploads,
-    )
+def _shared(settings: KnowledgeFlowSettings, places: int, per_user: int) -> GateRules:
+    """Places that users share; those of who has none are kept. Without authentication there is one user."""
+    if not settings.security.user.enabled:
+        return GateRules(places)
+    return GateRules(places, per_user=per_user, reserve=places // _RESERVED)
 
 
-def _attachments(limits: Limits) -> GateRules:
-    return GateRules(
-        places=limits.max_attachments,
-        per_user=-(-limits.max_attachments // 2),
-        waiting_per_user=_ATTACHMENTS_WAITING,
-    )
+def _reserve(settings: KnowledgeFlowSettings) -> int:
+    """Children, and files in work, that are kept for users who have none."""
+    return 1 if settings.processing.workers > 1 and settings.security.user.enabled else 0

@@ -2,11 +2,8 @@
 
 import asyncio
 import secrets
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from backend_kit.aio import FairGate, GateRules
-from knowledge_flow_backend.admission import admitted
 from knowledge_flow_backend.index import Document, Reader
 from knowledge_flow_backend.ingest.names import base_name, suffix
 from knowledge_flow_backend.ingest.pool import Outline
@@ -22,20 +19,16 @@ PREVIEW_CHARS: Final = 2000
 class FastIngest:
     """One file, one answer. Of a text longer than `max_chars` the beginning is taken, and the answer says so.
 
-    Both methods raise `Refused` with the reason, `DocumentsUnavailable`, or, where too many files wait, `RateLimited`
-    or `Overloaded`; the folder of the file stays the caller's.
+    Both methods raise `Refused` with the reason, or `DocumentsUnavailable`; the folder of the file stays the caller's.
     """
 
-    def __init__(self, steps: IngestSteps, admission: GateRules, *, max_chars: int) -> None:
-        """`admission`: files that are read at once, of all and of one user."""
-        self.gate = FairGate(admission)
+    def __init__(self, steps: IngestSteps, *, max_chars: int) -> None:
         self._steps = steps
         self._max_chars = max_chars
 
     async def text(self, file: ReceivedFile, reader: Reader) -> dict[str, Any]:
         """`{file_name, mime_type, title, text, total_chars, truncated}`; nothing is kept."""
-        async with self._admitted(reader):
-            outline = await self._read(file, reader)
+        outline = await self._read(file, reader)
         return {**self._described(file, outline), "text": await asyncio.to_thread(_beginning, file.folder)}
 
     async def ingest(self, file: ReceivedFile, session_id: str, reader: Reader) -> dict[str, Any]:
@@ -44,21 +37,20 @@ class FastIngest:
         `{document_uid, chunks, total_chars, truncated, scope, file_name, mime_type, title, preview}`.
         """
         metrics, status = self._steps.metrics, "error"
-        async with self._admitted(reader):
-            metrics.ingest_running.inc()
-            try:
-                outline = await self._read(file, reader)
-                document = _attachment(file, outline, session_id, reader)
-                chunks = await self._steps.chunks(file, document.uid)
-                with self._steps.timed("embed"):
-                    vectors = await self._steps.embed(outline.title, chunks, file, reader.user_id)
-                preview = await asyncio.to_thread(_beginning, file.folder, PREVIEW_CHARS)
-                with self._steps.timed("index"):
-                    await self._steps.store(document, file, chunks, vectors)
-                status = "ok"
-            finally:
-                metrics.ingest_running.dec()
-                metrics.ingested_documents(status).inc()
+        metrics.ingest_running.inc()
+        try:
+            outline = await self._read(file, reader)
+            document = _attachment(file, outline, session_id, reader)
+            chunks = await self._steps.chunks(file, document.uid)
+            with self._steps.timed("embed"):
+                vectors = await self._steps.embed(outline.title, chunks, file, reader.user_id)
+            preview = await asyncio.to_thread(_beginning, file.folder, PREVIEW_CHARS)
+            with self._steps.timed("index"):
+                await self._steps.store(document, file, chunks, vectors)
+            status = "ok"
+        finally:
+            metrics.ingest_running.dec()
+            metrics.ingested_documents(status).inc()
         return {
             "document_uid": document.uid,
             "chunks": len(chunks),
@@ -66,9 +58,6 @@ class FastIngest:
             **self._described(file, outline),
             "preview": preview,
         }
-
-    def _admitted(self, reader: Reader) -> AbstractAsyncContextManager[None]:
-        return admitted(self.gate, reader.user_id, "attachment", self._steps.metrics)
 
     async def _read(self, file: ReceivedFile, reader: Reader) -> Outline:
         with self._steps.timed("parse"):

@@ -31,7 +31,7 @@ FILES_A_CHILD = 500
 @dataclass(frozen=True, slots=True)
 class ParserPoolRules:
     """How many children, and what one may use for a file: memory in MB; `base_s` seconds and `s_per_mb` more for each
-    MiB, at most `timeout_s`. `cpu_budget_s`: see `GateRules.budget_s`."""
+    MiB, at most `timeout_s`. `reserve` and `cpu_budget_s`: see `GateRules`."""
 
     workers: int
     memory_mb: int
@@ -39,6 +39,7 @@ class ParserPoolRules:
     base_s: float = 10.0
     s_per_mb: float = 30.0
     cpu_budget_s: float = 60.0
+    reserve: int = 0
 
     def limit_s(self, size: int) -> float:
         """Seconds that a file of so many bytes may take."""
@@ -74,8 +75,8 @@ class ParserPoolStats:
 class ParserPool:
     """Reads files in children, at most `rules.workers` at once; further ones wait, users in turn.
 
-    Where there are several, one is kept for users who have none: whatever the others' files do, a file of a user who
-    has sent nothing else is begun at once. Users who took more CPU lately than the budget go behind all others.
+    `rules.reserve` are kept for users who have none: whatever the others' files do, a file of a user who has sent nothing
+    else is begun at once. Users who took more CPU lately than the budget go behind all others.
 
     Children start with the first file, all at once, so that the one that is kept is ready. `command` is the program of
     a child; the two limits are appended to it.
@@ -87,7 +88,7 @@ class ParserPool:
         self.gate = FairGate(
             GateRules(
                 rules.workers,
-                reserve=1 if rules.workers > 1 else 0,
+                reserve=rules.reserve,
                 waiting=UNBOUNDED,
                 waiting_per_user=UNBOUNDED,
                 budget_s=rules.cpu_budget_s,

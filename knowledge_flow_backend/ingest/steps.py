@@ -58,7 +58,8 @@ _EMBED_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class IngestRules:
-    """Sizes in characters, times in seconds. `files` are worked on at once; others wait, users in turn.
+    """Sizes in characters, times in seconds. `files` are worked on at once, the last `reserve` of them of users who have
+    none; others wait, users in turn.
 
     `loading_s` is how long a file waits for an embedder that is loading.
     """
@@ -66,13 +67,13 @@ class IngestRules:
     chunk_size: int
     chunk_overlap: int
     files: int
+    reserve: int = 0
     loading_s: float = 120.0
 
     @property
     def admission(self) -> GateRules:
-        """Of files that are worked on, and of those that are written: where there are more than two, one place is for
-        users who hold none."""
-        return GateRules(self.files, reserve=1 if self.files > 2 else 0, waiting=UNBOUNDED, waiting_per_user=UNBOUNDED)
+        """Of files that are worked on, and of those that are written."""
+        return GateRules(self.files, reserve=self.reserve, waiting=UNBOUNDED, waiting_per_user=UNBOUNDED)
 
     @property
     def pipeline(self) -> str:

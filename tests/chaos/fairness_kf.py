@@ -30,6 +30,8 @@ _AT_ONCE: Final = 100
 _REFUSED_S: Final = 0.1
 """Who is refused comes back so soon, ten times sooner than told: at once, and the flood, which runs in the process that
 measures, would compute as much as what it floods."""
+_PAUSE_S: Final = 0.05
+"""Of who measures, so that it stays below `requests.per_s`."""
 _UPLOADS: Final = 6
 _SLOW_FILES: Final = 200
 _SLOW_PARAGRAPHS: Final = 60_000
@@ -247,6 +249,7 @@ async def _measured(person: _Person, size: Size) -> Mapping[str, float]:
     """p95 of searches and of GETs, and the slowest upload, in milliseconds; one request after the other."""
     took: dict[str, list[float]] = {"search": [], "GET": [], "upload": []}
     for number in range(size.pick(40, 100)):
+        await asyncio.sleep(_PAUSE_S)
         took["search"].append(await _ms(person.search()))
         took["GET"].append(await _ms(person.get()))
         if number % 10 == 0:

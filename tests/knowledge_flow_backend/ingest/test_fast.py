@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backend_kit.aio import GateRules
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile
@@ -154,7 +153,7 @@ async def test_attachments_and_uploads_that_wait_to_be_written_share_one_bound_o
     writer = HeldWriter()
     bound = 2 * len(TEXT)
     async with running(database, tmp_path / "staging", wrapped=writer.around, held_bytes=bound) as ingestion:
-        fast = FastIngest(ingestion.steps, GateRules(places=3), max_chars=20_000)
+        fast = FastIngest(ingestion.steps, max_chars=20_000)
         async with asyncio.TaskGroup() as tasks:
             files = [await received(ingestion.staging) for _ in range(3)]
             kept = [tasks.create_task(fast.ingest(file, "s1", Reader("ann"))) for file in files]

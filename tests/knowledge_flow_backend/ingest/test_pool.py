@@ -205,7 +205,7 @@ async def test_a_child_steps_back_for_those_who_search(odd: ParserPool, tmp_path
 
 
 async def test_one_child_is_kept_for_users_who_have_none(tmp_path: Path) -> None:
-    pool = ParserPool(ParserPoolRules(2, 512, PATIENCE_S, base_s=PATIENCE_S), command=ODD)
+    pool = ParserPool(ParserPoolRules(2, 512, PATIENCE_S, base_s=PATIENCE_S, reserve=1), command=ODD)
     mark = pipe(tmp_path)
     hanging = [asyncio.ensure_future(pool.read(job(tmp_path / "x", f"hang {mark}"), "mallory", 0))]
     await pid_from(mark)
