@@ -75,8 +75,8 @@ class ParserPoolStats:
 class ParserPool:
     """Reads files in children, at most `rules.workers` at once; further ones wait, users in turn.
 
-    `rules.reserve` are kept for users who have none: whatever the others' files do, a file of a user who has sent nothing
-    else is begun at once. Users who took more CPU lately than the budget go behind all others.
+    `rules.reserve` are kept for users who have none: whatever the others' files do, a file of a user who has sent
+    nothing else is begun at once. Users who took more CPU lately than the budget go behind all others.
 
     Children start with the first file, all at once, so that the one that is kept is ready. `command` is the program of
     a child; the two limits are appended to it.

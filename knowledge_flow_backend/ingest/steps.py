@@ -58,8 +58,8 @@ _EMBED_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class IngestRules:
-    """Sizes in characters, times in seconds. `files` are worked on at once, the last `reserve` of them of users who have
-    none; others wait, users in turn.
+    """Sizes in characters, times in seconds. `files` are worked on at once, the last `reserve` of them for users who
+    have none; others wait, users in turn.
 
     `loading_s` is how long a file waits for an embedder that is loading.
     """

@@ -37,7 +37,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.UNKNOWN_CHARSET: "The character set of the file could not be recognised.",
     Reason.UNREADABLE: "The file is damaged, or not of the type that its name says.",
     Reason.ENCRYPTED: "The file is protected by a password.",
-    Reason.TOO_COMPLEX: "The file is too deeply nested or has too many pages.",
+    Reason.TOO_COMPLEX: "The file is too deeply nested or has too many parts or pages.",
     Reason.UNPACKS_TOO_LARGE: "The file unpacks to far more than its size.",
     Reason.TOO_LARGE: "The file is larger than allowed.",
     Reason.TIMED_OUT: "Reading the file took too long.",

@@ -21,6 +21,8 @@ app_ingest_chunks counter -
 app_ingest_documents counter status
 app_ingest_in_progress gauge -
 app_ingest_stage_seconds histogram stage,status
+app_kf_places gauge class,state
+app_kf_refused counter bound,class
 app_kf_request_seconds histogram route,status
 app_kf_search_empty counter -
 app_kf_searches_in_progress gauge -

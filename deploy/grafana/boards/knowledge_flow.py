@@ -54,6 +54,19 @@ def _searches() -> Row:
                 [Target(select("app_kf_searches_in_progress"), "{{instance}}")],
             ),
             Panel(
+                "Waiting for a place",
+                "Searches, uploads, files for a parsing child. Users take turns: much of one waits for itself.",
+                "short",
+                [Target(level("app_kf_places", by="class, state"), "{{class}} {{state}}")],
+            ),
+            Panel(
+                "Refused for want of a place",
+                "Too many waited, of one user or of all, or a search waited to its deadline.",
+                "ops",
+                [Target(rate("app_kf_refused_total", by="class, bound"), "{{class}} {{bound}}")],
+                quiet="everything got its turn",
+            ),
+            Panel(
                 "Empty answers a second",
                 "Searches without a hit.",
                 "ops",

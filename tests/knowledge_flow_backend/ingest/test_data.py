@@ -60,6 +60,12 @@ def test_an_inflating_table_is_cut_and_said() -> None:
     assert len(parsed.content) < 1200
 
 
+def test_a_table_ends_at_its_bound_of_cells_empty_ones_included() -> None:
+    parsed = csv.parse(b"a," * 99 + b"b\n" + b"x\n" * 5000, max_cells=1000)
+    assert parsed.cut.startswith("The table goes on: its first ")
+    assert parsed.content.count("|") < 1400
+
+
 def test_commas_alone_are_no_text() -> None:
     with pytest.raises(Refused) as refused:
         csv.parse(b",,,\n,,,\n")

@@ -165,6 +165,14 @@ def test_a_part_that_would_be_a_huge_tree_is_refused() -> None:
     packages.check(office.repacked(office.word(), {"media/huge.bin": part}), "word/")
 
 
+def test_a_tree_of_too_many_tags_is_refused_before_it_is_made() -> None:
+    # Half of it is noise, so that it is no bomb.
+    tags = b"".join(b"<a%x/>" % random for random in os.urandom(packages.MAX_TREE_TAGS + 1))
+    assert len(tags) < packages.MAX_TREE_BYTES
+    assert refusal(docx.parse, office.repacked(office.word(), {"word/document.xml": tags})) is Reason.TOO_COMPLEX
+    packages.check(office.repacked(office.word(), {"custom/document.xml": tags}), "word/")
+
+
 def test_a_part_that_holds_more_than_it_says_is_unreadable() -> None:
     data = bytearray(office.repacked(office.word(), {"word/document.xml": b"<a>" + b" " * 5_000_000 + b"</a>"}))
     size = (5_000_007).to_bytes(4, "little")
