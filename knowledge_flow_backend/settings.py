@@ -246,7 +246,7 @@ class Limits(Section):
     max_searches: Positive = 256
     """Searches and reranks in progress; further ones wait, users in turn, within `deadlines.search_s`. The last eighth
     is for users without one."""
-    max_searches_per_user: Count = 4
+    max_searches_per_user: Count = 2
     """Searches and reranks of one user in progress; further ones wait. Each that runs beside another user's delays that
     by its share of the event loop; raise it for an application that searches with one key for many people. 0 = as many
     as there are places, as without authentication."""
