@@ -43,7 +43,7 @@ from agentic_backend.session.turn_report import TURN_PHASES, TurnReports
 from agentic_backend.session.unkept import unkept_turns
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.claim import Possessions
-from agentic_backend.surfaces.services import DoorServices, McpSessions
+from agentic_backend.surfaces.services import AnswerTask, DoorServices, McpSessions
 from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.wiring import (
@@ -76,6 +76,7 @@ from agentic_backend.wiring import (
 )
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.db.audit import AuditLog
 from backend_kit.http import Cost, ServeSettings, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
@@ -134,6 +135,7 @@ class State:
     hub: SocketHub
     chat: ChatServices
     doors: DoorServices
+    audit: AuditLog
     fleet: Fleet | None
 
     @property
@@ -253,6 +255,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks = TaskRegistry(kpi.vigil)
         persistence = self._make_persistence(kpi, metrics, tasks)
         fleet = self._make_fleet(persistence, metrics, tasks, stack)
+        audit = self._open_audit(persistence.database, metrics, HistoryUnavailable, stack)
         models = make_models(settings, metrics)
         stack.push_async_callback(models.aclose)
         knowledge = make_knowledge(settings, metrics, parts.knowledge_s)
@@ -260,7 +263,7 @@ class AgenticService(Service[AgenticSettings, State]):
         groups = make_groups(settings, models, metrics)
         kit = await self._make_kit(groups, knowledge, tasks, metrics, stack)
         catalog = await self._make_catalog(kit, metrics, persistence, stack)
-        turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics)
+        turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics, audit)
         hub = self._make_hub(metrics, turns, fleet)
         sessions = make_sessions(settings, persistence, turns.registry, metrics)
         chat = ChatServices(
@@ -281,15 +284,34 @@ class AgenticService(Service[AgenticSettings, State]):
             answers=Answers(kpi, settings.deadlines.send_s, metrics.limit_hit),
             views=KpiViews(turns.windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
         )
-        doors = DoorServices(
-            registry=turns.registry,
+        doors = self._make_doors(
+            chat, turns, make_task_writer(settings, groups, kit, kpi).answer, metrics, fleet, tasks
+        )
+        state = State(
+            tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors, audit, fleet
+        )
+        self._start(state, stack)
+        return state
+
+    def _make_doors(
+        self,
+        chat: ChatServices,
+        turns: Registries,
+        answer_task: AnswerTask,
+        metrics: AgenticMetrics,
+        fleet: Fleet | None,
+        tasks: TaskRegistry,
+    ) -> DoorServices:
+        settings = self._settings
+        return DoorServices(
+            registry=chat.registry,
             unkept=turns.unkept,
-            store=persistence.store,
-            sessions=sessions,
-            catalog=catalog,
-            hub=hub,
-            kpi=kpi,
-            answer_task=make_task_writer(settings, groups, kit, kpi).answer,
+            store=chat.store,
+            sessions=chat.sessions,
+            catalog=chat.catalog,
+            hub=chat.hub,
+            kpi=chat.kpi,
+            answer_task=answer_task,
             admit_task=task_admission(settings, metrics.limit_hit, fleet),
             limit_hit=metrics.limit_hit,
             base_url=settings.app.base_url,
@@ -301,9 +323,6 @@ class AgenticService(Service[AgenticSettings, State]):
             entrance=entrance(settings),
             mcp_sessions=McpSessions(settings.doors.mcp_sessions_per_user, settings.doors.mcp_session_idle_s),
         )
-        state = State(tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors, fleet)
-        self._start(state, stack)
-        return state
 
     def _make_turns(
         self,
@@ -315,6 +334,7 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks: TaskRegistry,
         kpi: Kpi,
         metrics: AgenticMetrics,
+        audit: AuditLog,
     ) -> Registries:
         """What runs turns: one registry for those that are kept, and two for those that leave nothing."""
         settings, parts = self._settings, self._parts
@@ -336,6 +356,7 @@ class AgenticService(Service[AgenticSettings, State]):
             titles=self._make_titles(make_title_writer(settings, groups, kpi), persistence, tasks),
             memory=SessionMemory(clock=parts.clock),
             replays=lambda user_id: self.admission.place(user_id, Cost.RESUME),
+            note=audit.note,
         )
         registry = TurnRegistry(runner=runner, admission=admission, log=persistence.log, tasks=tasks, rules=parts.turns)
 
@@ -351,6 +372,7 @@ class AgenticService(Service[AgenticSettings, State]):
         """Start the background work, which runs until the stack closes."""
         tasks, persistence, windows = state.tasks, state.persistence, state.turns.windows
         self._start_tasks(tasks, stack)
+        state.audit.start(tasks)
         look_again_for_missing(persistence, state.registry)
         persistence.start()
         cut_off = persistence.log if state.fleet is None else state.fleet.takeover

@@ -78,9 +78,6 @@ class AgenticSecurity(Security):
     allow_query_token: bool = False
     """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
     token is ignored."""
-    operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
-    """Roles that may read `/kpi`, the service's measurements of itself; others get 403. Without authentication
-    everybody may."""
 
 
 class FieldSpec(Section):

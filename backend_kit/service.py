@@ -15,23 +15,30 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from sqlalchemy import TextClause
 
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import (
     ActingHeaders,
     ApiKeys,
+    AuditAction,
+    AuditEvent,
     Callers,
     HmacVerifier,
     Identity,
     IssuerKeys,
     IssuerVerifier,
     KeyWaits,
+    Lately,
     Needs,
     NoAuth,
+    NotOperator,
     RouteScopes,
     Verifier,
 )
 from backend_kit.db.api_keys import PostgresKeys, key_pool
+from backend_kit.db.audit import ADD_EVENTS, AuditLog, AuditRules
+from backend_kit.db.database import Database
 from backend_kit.db.pool import PoolMetrics
 from backend_kit.http import (
     BodyLimit,
@@ -44,12 +51,13 @@ from backend_kit.http import (
     RouteAdmission,
     add_api_docs,
     admit_routes,
+    audit_router,
     bearer,
     health_router,
     install_error_handlers,
     refusals,
 )
-from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime
+from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime, ServiceMetrics
 from backend_kit.process import git_sha
 from backend_kit.settings import Postgres, Requests, Security, ServiceSettings, config_hash
 from backend_kit.wire import ServiceError
@@ -77,6 +85,11 @@ class Built(Protocol):
     @property
     def runtime(self) -> KpiRuntime:
         """What observes the process."""
+        ...
+
+    @property
+    def audit(self) -> AuditLog:
+        """Who did what."""
         ...
 
 
@@ -200,6 +213,7 @@ class Service(ABC, Generic[Config, State]):
         install_error_handlers(app, cors.headers)
         # Not `include_router`: it would rebuild the included routes, on the loop, in the first request.
         app.router.routes += health_router(self, base).routes
+        app.router.routes += audit_router(lambda: self.running.audit, identify, self._expect_operator, base).routes
         self._add_routes(app, identify, base)
         if self._settings.app.api_docs:
             add_api_docs(app, identify, chat_page=chat_page)
@@ -262,6 +276,34 @@ class Service(ABC, Generic[Config, State]):
         acting = ActingHeaders(None if secret is None else secret.get_secret_value())
         self._verifier.keys = ApiKeys(source, unavailable, acting, provider_users=chosen.provider_users)
         return source
+
+    def _open_audit(
+        self,
+        database: Database,
+        metrics: ServiceMetrics,
+        unavailable: Callable[[], ServiceError],
+        stack: AsyncExitStack,
+        statement: TextClause = ADD_EVENTS,
+    ) -> AuditLog:
+        """The audit log until the stack closes, before the database does; from now on it has who comes."""
+        chosen = self._settings.audit
+        log = AuditLog(database, AuditRules(chosen.retention_days), metrics, unavailable, statement)
+        stack.push_async_callback(log.aclose)
+        lately = Lately(chosen.repeat_min * 60.0)
+        nobody_signs_in = isinstance(self._tokens, NoAuth)
+
+        def note_sign_in(caller: Identity) -> None:
+            signed_in = caller.grant is not None or not nobody_signs_in
+            if signed_in and lately.is_new((caller.uid, caller.key_id)):
+                log.note(AuditEvent.by(caller, AuditAction.SIGNED_IN, "user", caller.uid))
+
+        self._verifier.on_known = note_sign_in
+        return log
+
+    def _expect_operator(self, caller: Identity) -> None:
+        security = self._settings.security
+        if security.user.enabled and caller.roles.isdisjoint(security.operator_roles):
+            raise NotOperator
 
 
 def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier:

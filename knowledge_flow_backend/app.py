@@ -12,6 +12,8 @@ from fastapi import FastAPI
 
 from backend_kit.aio import FairGate, TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
+from backend_kit.auth import Lately
+from backend_kit.db.audit import AuditLog
 from backend_kit.db.pool import PoolReport
 from backend_kit.http import ServeSettings, serve
 from backend_kit.kpi import KpiRuntime
@@ -22,6 +24,7 @@ from knowledge_flow_backend.embed.openai import OpenAiEmbedder
 from knowledge_flow_backend.engines.engine import Engine, make_engine
 from knowledge_flow_backend.errors import DocumentsUnavailable, IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.reads import ADD_EVENTS, SharedReads
 from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.fast_router import build_router as build_fast_router
 from knowledge_flow_backend.ingest.router import IngestServices
@@ -57,6 +60,7 @@ class State:
     ingest: IngestServices
     fast: FastServices
     library: LibraryServices
+    audit: AuditLog
     mcp: "McpDoor | None" = field(default=None)
     """The endpoint for clients that speak MCP; None while it is switched off."""
     mismatch: str | None = field(default=None)
@@ -134,13 +138,22 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         database = IndexDatabase(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
         self._open_keys(storage.postgres, metrics, _keys_away, stack)
+        audit = self._open_audit(database, metrics, _audit_away, stack, ADD_EVENTS)
+        reads = SharedReads(audit.note, Lately(settings.audit.repeat_min * 60.0))
         embedder = make_embedder(settings, metrics, tasks)
         stack.push_async_callback(embedder.aclose)
         engine = make_engine(settings, database, metrics, model=embedder.model, kpi=kpi)
         stack.push_async_callback(engine.aclose)
         passages = make_passages(settings, embedder)
         search = make_search(
-            settings, stack, index=engine.index, embedder=embedder, passages=passages, metrics=metrics, kpi=kpi
+            settings,
+            stack,
+            index=engine.index,
+            embedder=embedder,
+            passages=passages,
+            reads=reads,
+            metrics=metrics,
+            kpi=kpi,
         )
         ingest, fast = await make_ingest(
             settings,
@@ -153,13 +166,14 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             kpi=kpi,
             tasks=tasks,
         )
-        library = LibraryServices(Library(Statements(database), engine.writer), metrics)
-        state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library)
+        library = LibraryServices(Library(Statements(database), engine.writer, reads), metrics)
+        state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library, audit)
         if settings.doors.mcp:
             from knowledge_flow_backend.surfaces.mcp import make_mcp
 
             state.mcp = make_mcp(search, library, tasks, settings)
         self._start_tasks(tasks, stack)
+        audit.start(tasks)
         tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
         engine.spawn(tasks)
         tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
@@ -190,6 +204,10 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
 
 def _keys_away() -> IndexUnavailable:
     return IndexUnavailable("the database of API keys does not answer")
+
+
+def _audit_away() -> IndexUnavailable:
+    return IndexUnavailable("the database of the audit log does not answer")
 
 
 async def _open_index(state: State) -> None:

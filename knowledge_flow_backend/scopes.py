@@ -11,10 +11,12 @@ _READ: Final = frozenset({KeyScope.READ})
 _SEARCH: Final = frozenset({KeyScope.SEARCH})
 _SEARCH_OR_READ: Final = frozenset({KeyScope.SEARCH, KeyScope.READ})
 _INGEST: Final = frozenset({KeyScope.INGEST})
+_ADMIN: Final = frozenset({KeyScope.ADMIN})
 
 SCOPES: Final[dict[str, Needs]] = {
     "GET /healthz": PUBLIC,
     "GET /ready": PUBLIC,
+    "GET /audit/events": _ADMIN,
     "GET //docs": PUBLIC,
     "GET //docs/{name}": PUBLIC,
     "GET //openapi.json": ANY,
@@ -49,6 +51,7 @@ SCOPES: Final[dict[str, Needs]] = {
 ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET /healthz": Cost.FREE,
     "GET /ready": Cost.FREE,
+    "GET /audit/events": Cost.EXPORT,
     "GET //docs": Cost.PAGE,
     "GET //docs/{name}": Cost.PAGE,
     "GET //openapi.json": Cost.CHEAP,

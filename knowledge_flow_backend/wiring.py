@@ -16,6 +16,7 @@ from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules
 from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.ingest.fast import FastIngest
 from knowledge_flow_backend.ingest.fast_router import FastServices
 from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
@@ -96,6 +97,7 @@ def make_search(
     index: ChunkIndex,
     embedder: Embedder,
     passages: Passages,
+    reads: SharedReads,
     metrics: KnowledgeFlowMetrics,
     kpi: Kpi,
 ) -> SearchService:
@@ -130,6 +132,7 @@ def make_search(
         embedder=embedder,
         vectors=vectors,
         reranking=reranking,
+        reads=reads,
         rules=rules,
         metrics=metrics,
         kpi=kpi,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr, ValidationError
 
-from backend_kit.auth import KeyRecord, KeyScope, make_key
+from backend_kit.auth import AuditAction, AuditEvent, KeyRecord, KeyScope, make_key
 from backend_kit.auth.acting import RESERVED
 from backend_kit.settings import Postgres, SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
@@ -36,6 +36,8 @@ _DAY_S: Final = 86_400.0
 _MOST: Final = 2**31 - 1
 _LISTED: Final = 1000
 _LOCAL_USER: Final = "admin"
+_COMMAND: Final = "command:key"
+"""Who acts, in the audit log."""
 """Who everybody is without authentication."""
 _PASSWORDS: Final = ("FRED_POSTGRES_PASSWORD", "TURNWISE_KEYS_PASSWORD")
 
@@ -189,9 +191,14 @@ async def _with_store(postgres: Postgres, do: Callable[["PostgresKeys"], Awaitab
         await pool.aclose()
 
 
+def _event(action: AuditAction, key_id: str) -> AuditEvent:
+    """Who has the database's password need not be anybody whom the service knows."""
+    return AuditEvent(action, "key", key_id, actor=_COMMAND)
+
+
 async def _create(store: "PostgresKeys", made: tuple[str, KeyRecord]) -> None:
     shown, record = made
-    if not await store.create(record, _MOST):
+    if not await store.create(record, _MOST, _event(AuditAction.KEY_MADE, record.id)):
         raise StartRefused("the key was not stored")
     print(shown)
     ends = "never expires" if record.expires_at is None else f"expires {_day(record.expires_at)}"
@@ -207,7 +214,7 @@ async def _list(store: "PostgresKeys", owner: str | None) -> None:
 
 
 async def _revoke(store: "PostgresKeys", key_id: str) -> None:
-    if not await store.revoke(key_id, None):
+    if not await store.revoke(key_id, None, _event(AuditAction.KEY_REVOKED, key_id)):
         raise StartRefused(f"there is no key {key_id}" if len(key_id) <= 12 else "give its twelve characters alone")
 
 

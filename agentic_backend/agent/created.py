@@ -14,6 +14,7 @@ from agentic_backend.agent.catalog import AgentClass, AgentUnusable, Catalog
 from agentic_backend.agent.fields import checked
 from agentic_backend.errors import AgentNotFound, AgentRefused, Conflict, HistoryUnavailable, TooLarge
 from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from backend_kit.auth import Actor, AuditAction, AuditEvent
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -42,14 +43,14 @@ class AgentStore(Protocol):
     async def all(self) -> list[KeptAgent]:
         """All of them, by name."""
 
-    async def create(self, agent: KeptAgent) -> bool:
-        """Store a new agent. False if its name is taken."""
+    async def create(self, agent: KeptAgent, event: AuditEvent) -> bool:
+        """Store a new agent, and the event with it. False if its name is taken."""
 
-    async def update(self, agent: KeptAgent) -> bool:
-        """Replace an agent. False if it no longer exists or another agent has its name."""
+    async def update(self, agent: KeptAgent, event: AuditEvent) -> bool:
+        """Replace an agent, and store the event. False if it no longer exists or another agent has its name."""
 
-    async def delete(self, agent_id: str) -> bool:
-        """Delete an agent. False if it does not exist."""
+    async def delete(self, agent_id: str, event: AuditEvent) -> bool:
+        """Delete an agent, and store the event. False if it does not exist."""
 
 
 class CreatedAgents:
@@ -83,7 +84,7 @@ class CreatedAgents:
                 await self._look()
             await asyncio.sleep(LOOK_EVERY_S if self.loaded else _FIRST_LOOK_S)
 
-    async def create(self, name: str, kind: str, class_path: str | None) -> AgentSettings:
+    async def create(self, name: str, kind: str, class_path: str | None, by: Actor) -> AgentSettings:
         """A new agent of a known class with the class's own values. Raises `AgentRefused` or `Conflict`."""
         await self._look()
         if len(self._kept) >= self._most:
@@ -97,12 +98,13 @@ class CreatedAgents:
             tuning=AgentTuning(fields=made_of.fields),
             chat_options=made_of.chat_options,
         )
-        if not await self._store.create(self._checked(agent)):
+        event = AuditEvent.by(by, AuditAction.AGENT_CREATED, "agent", agent.id)
+        if not await self._store.create(self._checked(agent), event):
             raise Conflict
         await self._look()
         return agent
 
-    async def update(self, agent: AgentSettings) -> AgentSettings:
+    async def update(self, agent: AgentSettings, by: Actor) -> AgentSettings:
         """Replace a created agent. Of its fields only the values are taken; the rest comes from the class.
 
         Raises `AgentNotFound`, `AgentRefused`, `Conflict` or `TooLarge`.
@@ -116,15 +118,16 @@ class CreatedAgents:
         if strange := values.keys() - {field.key for field in made_of.fields}:
             raise AgentRefused(f"{min(strange)} is no field of this kind of agent.")
         changed = _of_class(agent, made_of)
-        if not await self._store.update(self._checked(changed)):
+        event = AuditEvent.by(by, AuditAction.AGENT_CHANGED, "agent", agent.id)
+        if not await self._store.update(self._checked(changed), event):
             await self._look()
             raise Conflict if self._catalog.created_agent(agent.id) is not None else AgentNotFound
         await self._look()
         return changed
 
-    async def delete(self, agent_id: str) -> None:
+    async def delete(self, agent_id: str, by: Actor) -> None:
         """Delete an agent; its running turns finish normally. Raises `AgentNotFound`."""
-        gone = not await self._store.delete(agent_id)
+        gone = not await self._store.delete(agent_id, AuditEvent.by(by, AuditAction.AGENT_DELETED, "agent", agent_id))
         await self._look()
         if gone:
             raise AgentNotFound

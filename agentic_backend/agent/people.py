@@ -12,8 +12,11 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from agentic_backend.errors import BadRequest, TurnFailed
+from backend_kit.auth import Outcome
 from backend_kit.wire import dumps, loads
 
+TOOL_APPROVAL: Final = "tool_approval"
+"""The stage of Sammy's question whether a tool may be called."""
 REVIEW: Final = "action_review"
 """`stage` of a question made of langchain's request to review tool calls."""
 VALUE: Final = "value"
@@ -157,6 +160,29 @@ def answers_for(payload: Mapping[str, Any], answer: Any, *, plain: bool = False)
 def said_in(payload: Mapping[str, Any], answer: Any) -> str:
     """A person's answer in words: for each question the label of the choice, the free text, or the decisions."""
     return "\n".join(_words(question, given) for question, given, _ in _pairs(payload, answer))
+
+
+def outcome_of(payload: Mapping[str, Any], answer: Any) -> Outcome:
+    """How a person answered: where tool calls were asked about, `approved` or, of any of them, `refused`; else
+    `answered`. Raises `BadRequest`, as `answers_for`."""
+    allowed = [_allows(question, given, where) for question, given, where in _pairs(payload, answer)]
+    if False in allowed:
+        return "refused"
+    return "approved" if True in allowed else "answered"
+
+
+def _allows(question: Mapping[str, Any], given: Any, where: str) -> bool | None:
+    """Whether an answer lets the tools run that its question is about; None where it is about none."""
+    if question.get("stage") == TOOL_APPROVAL:
+        return agreed(given)
+    if "action_requests" in question and question.get("stage") == REVIEW:
+        return all(decision["type"] in ("approve", "edit") for decision in _decisions(question, given, where))
+    return None
+
+
+def agreed(decision: Any) -> bool:
+    """Whether a person explicitly agreed to a call of Sammy's: any other answer is a refusal."""
+    return isinstance(decision, dict) and decision.get("choice_id") == "allow"
 
 
 def _question(value: Any) -> dict[str, Any]:

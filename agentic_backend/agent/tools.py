@@ -13,6 +13,7 @@ from langgraph.types import interrupt
 
 from agentic_backend.agent.answering import Reply, ToolCall, conversation, stream_reply, with_language
 from agentic_backend.agent.kit import AgentKit, Graph
+from agentic_backend.agent.people import TOOL_APPROVAL, agreed
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState
 from agentic_backend.agent.toolbox import Offer, ToolAnswer, Toolbox, ToolCaller
 from agentic_backend.events import Delta, Step
@@ -127,7 +128,7 @@ class Sammy:
         if call is None:
             return {}
         decision = interrupt(self._question(call))
-        return {"allowed": {**state["allowed"], call["id"]: _agreed(decision)}}
+        return {"allowed": {**state["allowed"], call["id"]: agreed(decision)}}
 
     async def act(self, state: ToolState, runtime: Runtime[AgentRun]) -> ToolState:
         """Execute the calls: concurrently if they only read, one after the other if one may change something."""
@@ -165,7 +166,7 @@ class Sammy:
     def _question(self, call: Call) -> dict[str, Any]:
         """The question to a person: which tool, on which server, and its complete arguments."""
         return {
-            "stage": "tool_approval",
+            "stage": TOOL_APPROVAL,
             "title": f"Allow {call['name']}?",
             "question": f"{self._name} wants to call {call['name']} of {call['ask']}.",
             "choices": [{"id": "allow", "label": "Allow"}, {"id": "deny", "label": "Do not allow", "default": True}],
@@ -252,11 +253,6 @@ def _result_step(call: Call, answer: ToolAnswer, latency_ms: int | None) -> Step
     text = answer.text if len(answer.text) <= _SHOWN_CHARS else answer.text[:_SHOWN_CHARS] + "…"
     part = {"type": "tool_result", "call_id": call["id"], "ok": answer.ok, "latency_ms": latency_ms, "content": text}
     return Step("tool", "tool_result", [part])
-
-
-def _agreed(decision: Any) -> bool:
-    """Whether a person explicitly agreed: any other answer is a refusal."""
-    return isinstance(decision, dict) and decision.get("choice_id") == "allow"
 
 
 def _ended(run: AgentRun, answer: AgentAnswer, usage: dict[str, int], offer: Offer, *, stopped: bool) -> AgentAnswer:

@@ -6,6 +6,8 @@ from sqlalchemy import TextClause, text
 
 from agentic_backend.agent.created import KeptAgent
 from agentic_backend.persist.queries import Queries
+from backend_kit.auth import AuditEvent
+from backend_kit.db.audit import adding, events_parameter, with_events
 from backend_kit.wire import dumps, loads
 
 # It includes the transaction of each row's last change, so that no two states have the same revision.
@@ -14,18 +16,18 @@ REVISION: Final = text(
 )
 ALL: Final = text("SELECT id, name, payload_json::text AS payload FROM agent ORDER BY name, id")
 # A second run finds the row of the first, which does not count as another of the same name.
-CREATE: Final = text("""
+CREATE: Final = text(f"""
 WITH made AS (
     INSERT INTO agent (id, name, payload_json) VALUES (:id, :name, CAST(:payload AS jsonb))
     ON CONFLICT DO NOTHING RETURNING id
-)
+), noted AS ({adding("EXISTS (SELECT FROM made)")})
 SELECT id FROM made UNION ALL SELECT id FROM agent WHERE id = :id
-""")
-UPDATE: Final = text("""
+""")  # noqa: S608 - constants
+UPDATE: Final = with_events("""
 UPDATE agent SET name = :name, payload_json = CAST(:payload AS jsonb), updated_at = now()
 WHERE id = :id AND NOT EXISTS (SELECT FROM agent other WHERE other.name = :name AND other.id <> :id) RETURNING id
 """)
-DELETE: Final = text("DELETE FROM agent WHERE id = :id RETURNING id")
+DELETE: Final = with_events("DELETE FROM agent WHERE id = :id RETURNING id")
 
 
 class PostgresAgents:
@@ -44,18 +46,20 @@ class PostgresAgents:
         rows = await self._queries.fetch("list_agents", ALL, {})
         return [KeptAgent(row.id, row.name, loads(row.payload.encode())) for row in rows]
 
-    async def create(self, agent: KeptAgent) -> bool:
+    async def create(self, agent: KeptAgent, event: AuditEvent) -> bool:
         """See `AgentStore`."""
-        return await self._write("create_agent", CREATE, agent)
+        return await self._write("create_agent", CREATE, agent, event)
 
-    async def update(self, agent: KeptAgent) -> bool:
+    async def update(self, agent: KeptAgent, event: AuditEvent) -> bool:
         """See `AgentStore`."""
-        return await self._write("update_agent", UPDATE, agent)
+        return await self._write("update_agent", UPDATE, agent, event)
 
-    async def delete(self, agent_id: str) -> bool:
+    async def delete(self, agent_id: str, event: AuditEvent) -> bool:
         """See `AgentStore`."""
-        return bool(await self._queries.fetch("delete_agent", DELETE, {"id": agent_id}))
+        parameters = {"id": agent_id, "audit": events_parameter(event)}
+        return bool(await self._queries.fetch("delete_agent", DELETE, parameters))
 
-    async def _write(self, op: str, statement: TextClause, agent: KeptAgent) -> bool:
-        parameters = {"id": agent.id, "name": agent.name, "payload": dumps(dict(agent.payload)).decode()}
+    async def _write(self, op: str, statement: TextClause, agent: KeptAgent, event: AuditEvent) -> bool:
+        payload = dumps(dict(agent.payload)).decode()
+        parameters = {"id": agent.id, "name": agent.name, "payload": payload, "audit": events_parameter(event)}
         return bool(await self._queries.fetch(op, statement, parameters))

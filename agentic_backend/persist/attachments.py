@@ -7,6 +7,8 @@ from sqlalchemy import text
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.attachments import Attachment, Leftover, Verdict
 from agentic_backend.spool.pending import Pending
+from backend_kit.auth import AuditEvent
+from backend_kit.db.audit import events_parameter, with_events
 from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
@@ -24,7 +26,7 @@ FROM session_attachments WHERE attachment_id = :id AND user_id = :user_id
     AND session_id = coalesce(CAST(:session_id AS text), session_id)
 """)
 
-DELETE_ATTACHMENT: Final = text("""
+DELETE_ATTACHMENT: Final = with_events("""
 DELETE FROM session_attachments WHERE attachment_id = :id AND user_id = :user_id
     AND session_id = coalesce(CAST(:session_id AS text), session_id) RETURNING attachment_id
 """)
@@ -74,9 +76,9 @@ class PostgresAttachments:
             return None
         return _attachment(rows[0])
 
-    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None, event: AuditEvent) -> bool:
         """See `AttachmentStore`."""
-        key = _key(attachment_id, user_id, session_id)
+        key = {**_key(attachment_id, user_id, session_id), "audit": events_parameter(event)}
         return bool(await self._queries.fetch("delete_attachment", DELETE_ATTACHMENT, key))
 
     async def leave(self, attachment: Attachment) -> None:

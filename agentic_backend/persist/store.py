@@ -28,6 +28,7 @@ from agentic_backend.spool.statements import (
     REMEMBERED,
     TOUCH_SESSION,
 )
+from backend_kit.auth import AuditEvent
 from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps
 
@@ -124,8 +125,8 @@ class PostgresSessionStore:
         """The user's sessions including pending operations, newest first, in one query."""
         return await self._sessions.page(user_id, wanted)
 
-    async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown.
+    async def delete(self, session_id: str, user_id: str, event: AuditEvent | None = None) -> bool:
+        """See `SessionStore`.
 
         Returns after the commit. If that takes over `commit_s`, the spool suffices: the session is hidden from its
         readers and deleted as soon as Postgres can. Without a spool it raises `HistoryUnavailable` in that case.
@@ -133,7 +134,7 @@ class PostgresSessionStore:
         if not _is_id(session_id):
             return False
         key = (session_id, user_id)
-        committed, on_disk = self._batcher.delete(key)
+        committed, on_disk = self._batcher.delete(key, event)
         self._cache.forget(key)
         return await self._decided(committed, on_disk)
 

@@ -159,21 +159,21 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
         return [agent for agent in services().catalog.list() if identity.may_ask(agent["id"])]
 
     @router.post("/agents/create")
-    async def create_agent(body: CreateAgent, made: editor) -> Response:
+    async def create_agent(body: CreateAgent, made: editor, identity: caller) -> Response:
         """Make an agent of a known kind: for editors, where the configuration allows it."""
-        return await _answer(services().catalog, made.create(body.name, body.type, body.class_path))
+        return await _answer(services().catalog, made.create(body.name, body.type, body.class_path, identity))
 
     @router.put("/agents/update")
-    async def update_agent(body: UpdateAgent, made: editor) -> Response:
+    async def update_agent(body: UpdateAgent, made: editor, identity: caller) -> Response:
         """Change an agent that was made over REST; the body is the whole of it."""
         services().expect_made(body.id)
-        return await _answer(services().catalog, made.update(body.settings()))
+        return await _answer(services().catalog, made.update(body.settings(), identity))
 
     @router.delete("/agents/{agent_id}", status_code=204)
-    async def delete_agent(agent_id: str, made: editor) -> None:
+    async def delete_agent(agent_id: str, made: editor, identity: caller) -> None:
         """Delete an agent that was made over REST. A turn that runs ends as it would have."""
         services().expect_made(agent_id)
-        await made.delete(agent_id)
+        await made.delete(agent_id, identity)
 
 
 async def _answer(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response:

@@ -34,7 +34,7 @@ from agentic_backend.session.attachments import Attachment, AttachmentStore, Lef
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.aio import Crowded, FairGate, GateRules
-from backend_kit.auth import Identity
+from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.http import CutShort, error_response, request_id
 from backend_kit.wire import CODES, Code, dumps, normalized
 
@@ -119,7 +119,8 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
     ) -> None:
         """Delete an attachment with its passages."""
         state = services()
-        if not await state.store.delete(attachment_id, identity.uid, session_id):
+        event = AuditEvent.by(identity, AuditAction.ATTACHMENT_DELETED, "attachment", attachment_id)
+        if not await state.store.delete(attachment_id, identity.uid, session_id, event):
             raise AttachmentNotFound
         state.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
 

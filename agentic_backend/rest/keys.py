@@ -12,7 +12,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from agentic_backend.chat.frames import storable
 from agentic_backend.errors import Conflict, Forbidden
-from backend_kit.auth import ApiKeys, Grant, Identity, KeyRecord, KeyScope, ScopeMissing, make_key
+from backend_kit.auth import (
+    ApiKeys,
+    AuditAction,
+    AuditEvent,
+    Grant,
+    Identity,
+    KeyRecord,
+    KeyScope,
+    ScopeMissing,
+    make_key,
+)
 
 MAX_KEYS: Final = 100
 """Valid keys of one owner."""
@@ -28,16 +38,16 @@ _KeyId = Annotated[str, PathParam(pattern="^[a-z0-9]{12}$")]
 class KeyStore(Protocol):
     """Stores keys. All methods raise a `ServiceError` where the database is away."""
 
-    async def create(self, record: KeyRecord, most: int) -> bool:
-        """Store a new key; False where its owner has `most` valid ones already."""
+    async def create(self, record: KeyRecord, most: int, event: AuditEvent) -> bool:
+        """Store a new key and the event; False where its owner has `most` valid ones already."""
         ...
 
     async def list(self, owner: str | None, limit: int) -> list[KeyRecord]:
         """The newest keys of an owner, of everybody with None, revoked and expired ones too."""
         ...
 
-    async def revoke(self, key_id: str, owner: str | None) -> bool:
-        """End a key for good; that of any owner with None. False where there is none."""
+    async def revoke(self, key_id: str, owner: str | None, event: AuditEvent) -> bool:
+        """End a key for good, and store the event; that of any owner with None. False where there is none."""
         ...
 
 
@@ -139,7 +149,8 @@ def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any
         """Make a key that may do no more than its maker. `key` is shown in this answer and never again."""
         state = services()
         shown, record = state.new_record(body, identity, time.time())
-        if not await _store(state).create(record, MAX_KEYS):
+        event = AuditEvent.by(identity, AuditAction.KEY_MADE, "key", record.id)
+        if not await _store(state).create(record, MAX_KEYS, event):
             raise Conflict("too many keys")
         return {"key": shown, **wire(record)}
 
@@ -157,7 +168,8 @@ def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any
     async def revoke_api_key(key_id: _KeyId, identity: known) -> None:
         """Revoke a key of the caller's, as an operator anybody's. Every process refuses it within 5 s, this one now."""
         state = services()
-        if not await _store(state).revoke(key_id, None if state.operates(identity) else identity.uid):
+        event = AuditEvent.by(identity, AuditAction.KEY_REVOKED, "key", key_id)
+        if not await _store(state).revoke(key_id, None if state.operates(identity) else identity.uid, event):
             raise HTTPException(404, "Key not found.")
         if state.keys is not None:
             state.keys.forget(key_id)

@@ -33,7 +33,7 @@ from agentic_backend.session.models import HistoryWindow, Session, SessionsWante
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
-from backend_kit.auth import Identity
+from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
 
@@ -168,7 +168,8 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         # Nothing may be awaited between the two, so that after the delete no ask finds the session.
         await state.registry.forget(session_id, identity.uid)
         with state.kpi.phase("session_write"):
-            if not await state.store.delete(session_id, identity.uid):
+            event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", session_id)
+            if not await state.store.delete(session_id, identity.uid, event):
                 raise SessionNotFound
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True

@@ -16,6 +16,7 @@ _ASK_OR_READ: Final = frozenset({KeyScope.ASK, KeyScope.READ})
 SCOPES: Final[dict[str, Needs]] = {
     "GET /healthz": PUBLIC,
     "GET /ready": PUBLIC,
+    "GET /audit/events": _ADMIN,
     "GET //": PUBLIC,
     "GET //documents/{uid}": PUBLIC,
     "GET //docs": PUBLIC,
@@ -75,6 +76,7 @@ SCOPES: Final[dict[str, Needs]] = {
 ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET /healthz": Cost.FREE,
     "GET /ready": Cost.FREE,
+    "GET /audit/events": Cost.EXPORT,
     "GET //": Cost.PAGE,
     "GET //documents/{uid}": Cost.PAGE,
     "GET //docs": Cost.PAGE,

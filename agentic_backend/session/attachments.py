@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
-from backend_kit.auth import Credentials, KeyScope
+from backend_kit.auth import AuditEvent, Credentials, KeyScope
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class AttachmentStore(Protocol):
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """An attachment of the user (and of that session, if given), or None."""
 
-    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None, event: AuditEvent) -> bool:
         """Delete an attachment of the user; False if it does not exist. Its document becomes a leftover."""
 
     async def leave(self, attachment: Attachment) -> None:

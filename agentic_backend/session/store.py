@@ -17,6 +17,7 @@ from agentic_backend.session.models import (
     TurnRecord,
 )
 from agentic_backend.session.stream import Turn
+from backend_kit.auth import AuditEvent
 
 ALL_SESSIONS: Final = SessionsWanted()
 
@@ -62,8 +63,9 @@ class SessionStore(TurnStore, Protocol):
     async def list_for(self, user_id: str, wanted: SessionsWanted = ALL_SESSIONS) -> list[Session]:
         """The user's sessions including pending operations, newest first, in one query."""
 
-    async def delete(self, session_id: str, user_id: str) -> bool:
-        """Delete the session and all that belongs to it, in order after its turns. False if it is unknown."""
+    async def delete(self, session_id: str, user_id: str, event: AuditEvent | None = None) -> bool:
+        """Delete the session and all that belongs to it, in order after its turns, and store the event of it. False if
+        it is unknown."""
 
     def pages(self, session_id: str, user_id: str, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
         """The messages of the window, ascending rank, pending ones included. Nothing is held between two pages."""

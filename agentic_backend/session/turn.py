@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
-from agentic_backend.agent.people import answers_for, run_of
+from agentic_backend.agent.people import answers_for, outcome_of, run_of
 from agentic_backend.errors import (
     Conflict,
     ExchangeNotFound,
@@ -52,6 +52,7 @@ from agentic_backend.session.stream import (
 )
 from agentic_backend.session.titles import Titles
 from agentic_backend.session.turn_report import TurnEnd, TurnReports, loggable, usage_of
+from backend_kit.auth import AuditAction, AuditEvent, NoteEvent
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, dumps, message_for
 
@@ -135,8 +136,11 @@ class TurnRunner:
         titles: Titles | None = None,
         memory: SessionMemory | None = None,
         replays: Callable[[str], AbstractAsyncContextManager[object]] = lambda _user_id: contextlib.nullcontext(),
+        note: NoteEvent = lambda _event: None,
     ) -> None:
-        """`replays` admits a reading of an exchange from history for a user; it raises ServiceError where it cannot."""
+        """`replays` admits a reading of an exchange from history for a user; it raises ServiceError where it cannot.
+        `note` is told how people answer agents."""
+        self._note = note
         self.memory = memory or SessionMemory()
         self._store = store
         self._log = log
@@ -375,8 +379,9 @@ class TurnRunner:
             entered = True
             # Only once there is room to run it: a run can be claimed once, and that of a cut-off turn was.
             if prepared.waited is not None and turn.cut is None:
-                run_id = run_of(prepared.waited.asked_of_person)
-                prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_id))
+                asked = prepared.waited.asked_of_person
+                prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_of(asked)))
+                self._note(_answered(turn.ask, asked))
                 recorded = None  # where it is lost now, who has the session goes on with it: nobody can claim it again
             self._expect_held(prepared.lease)  # all of this may have taken a while
             whole = True
@@ -717,6 +722,21 @@ def _of_door(rerun: Rerun, ask: Ask) -> Rerun | None:
         given=given,
         client_tools=ask.client_tools,
         turn_s=ask.turn_s,
+    )
+
+
+def _answered(ask: Ask, asked: Mapping[str, Any]) -> AuditEvent:
+    """The event of a person's answer to this question, which goes to the agent now."""
+    assert ask.human is not None
+    grant = None if ask.credentials is None else ask.credentials.grant
+    return AuditEvent(
+        AuditAction.PERSON_ANSWERED,
+        "exchange",
+        ask.exchange_id,
+        actor=ask.user_id,
+        key_id="" if grant is None else grant.key_id,
+        request_id=ask.request_id,
+        outcome=outcome_of(asked, ask.human.payload),
     )
 
 

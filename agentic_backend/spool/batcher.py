@@ -12,11 +12,13 @@ from agentic_backend.errors import StorageFull
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.turn_report import loggable
 from agentic_backend.spool.owner import Owner
-from agentic_backend.spool.pending import Change, Key, Op, Pending
+from agentic_backend.spool.pending import Change, Key, Op, Pending, event_of
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.statements import CHANGE_SESSION, DELETE_SESSIONS, REACH_STANDBY, WRITE_TURNS, JsonBytes
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff, QuietLog
+from backend_kit.auth import AuditEvent
+from backend_kit.db.audit import add_events
 from backend_kit.db.database import Database
 from backend_kit.db.faults import Cause, DatabaseFault, cause_of, sqlstate_of
 from backend_kit.db.pool import TimedConnection
@@ -157,8 +159,11 @@ class Batcher:
         self._wake(op)
         return on_disk
 
-    def delete(self, key: Key) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
-        """Enqueue the delete of a session. Returns futures of its commit (whether it existed) and of its being spooled.
+    def delete(
+        self, key: Key, event: AuditEvent | None = None
+    ) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
+        """Enqueue the delete of a session, with the event that tells of it. Returns futures of its commit (whether it
+        existed) and of its being spooled.
 
         Shield the commit when waiting for it: all callers share that future. Raises `StorageFull`.
         """
@@ -166,7 +171,7 @@ class Batcher:
         if waiting is not None and waiting.committed is not None:
             return waiting.committed, None
         self._admit()
-        op = Op.delete(key)
+        op = Op.delete(key, event)
         op.committed = asyncio.get_running_loop().create_future()
         return op.committed, self.push(op)
 
@@ -294,7 +299,7 @@ class Batcher:
                 await self._write_turns(connection, [bodies[op] for op in batch if op.kind == "turn"], outcome)
                 await self._write_changes(connection, [op for op in batch if op.kind == "change"], bodies)
                 if deletes:
-                    await self._delete_sessions(connection, deletes)
+                    await self._delete_sessions(connection, deletes, bodies)
                 await connection.commit()
         return outcome
 
@@ -316,12 +321,16 @@ class Batcher:
             for _row in await connection.execute("change_session", CHANGE_SESSION, {"change": JsonBytes(bodies[op])}):
                 op.found = True
 
-    async def _delete_sessions(self, connection: TimedConnection, deletes: dict[Key, Op]) -> None:
+    async def _delete_sessions(
+        self, connection: TimedConnection, deletes: dict[Key, Op], bodies: dict[Op, bytes]
+    ) -> None:
         gone = dumps([{"session_id": session_id, "user_id": user_id} for session_id, user_id in deletes])
         rows = await connection.execute("delete_sessions", DELETE_SESSIONS, {"deletes": JsonBytes(gone)})
         for row in rows:
             # Kept in case the answer to a commit is lost: the next attempt would find no session.
             deletes[row.session_id, row.user_id].found = True
+        gone_now = [deletes[row.session_id, row.user_id] for row in rows]
+        await add_events(connection, *(event for op in gone_now if (event := event_of(bodies[op])) is not None))
         if not rows:
             await connection.execute("reach_standby", REACH_STANDBY)
 

@@ -12,6 +12,7 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
 from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.spool.spoolrows import Kind, Row
+from backend_kit.auth import AuditEvent
 from backend_kit.wire import dumps, loads
 
 Key = tuple[str, str]
@@ -88,9 +89,10 @@ class Op:
         return cls("turn", (session.id, session.user_id), record.exchange_id, len(body), body, session)
 
     @classmethod
-    def delete(cls, key: Key) -> "Op":
-        """The delete of a session."""
-        body = dumps({"op": "delete", "schema": 1, "session_id": key[0], "user_id": key[1]})
+    def delete(cls, key: Key, event: AuditEvent | None = None) -> "Op":
+        """The delete of a session. The event goes with it, so that neither outlives a crash without the other."""
+        told = {} if event is None else {"audit": event.json()}
+        body = dumps({"op": "delete", "schema": 1, "session_id": key[0], "user_id": key[1], **told})
         return cls("delete", key, "", len(body), body)
 
     @classmethod
@@ -108,6 +110,12 @@ class Op:
         """Notify those who wait for the commit."""
         if self.committed is not None and not self.committed.done():
             self.committed.set_result(found)
+
+
+def event_of(body: bytes) -> AuditEvent | None:
+    """The event in the body of a delete; None where nobody asked for it, or an older version did."""
+    told = loads(body).get("audit")
+    return None if told is None else AuditEvent.of_json(told)
 
 
 class Pending:

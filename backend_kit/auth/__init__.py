@@ -2,8 +2,9 @@
 
 from backend_kit.auth.acting import ActingHeaders, ActingUser
 from backend_kit.auth.api_keys import ApiKeys, KeyRecord, KeyWaitTimes, make_key
+from backend_kit.auth.audit import Actor, AuditAction, AuditEvent, Lately, NoteEvent, Outcome
 from backend_kit.auth.callers import Callers, know_caller, takes_any_token
-from backend_kit.auth.grant import ANY, PUBLIC, Grant, KeyScope, Needs, RouteScopes, ScopeMissing
+from backend_kit.auth.grant import ANY, PUBLIC, Grant, KeyScope, Needs, NotOperator, RouteScopes, ScopeMissing
 from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity, bearer_of, header, token_of
 from backend_kit.auth.keys import IssuerKeys, KeyWaits
 from backend_kit.auth.verify import HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
@@ -13,7 +14,10 @@ __all__ = [
     "PUBLIC",
     "ActingHeaders",
     "ActingUser",
+    "Actor",
     "ApiKeys",
+    "AuditAction",
+    "AuditEvent",
     "AuthError",
     "Callers",
     "Credentials",
@@ -27,8 +31,12 @@ __all__ = [
     "KeyScope",
     "KeyWaitTimes",
     "KeyWaits",
+    "Lately",
     "Needs",
     "NoAuth",
+    "NotOperator",
+    "NoteEvent",
+    "Outcome",
     "RouteScopes",
     "ScopeMissing",
     "TokenVerifier",

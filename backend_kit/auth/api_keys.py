@@ -223,6 +223,7 @@ class ApiKeys:
             agents=record.agents,
             libraries=record.libraries,
             expires_at=record.expires_at,
+            key_id=record.id,
             acting=user is not None,
             ended=lambda: live.ended(self._wall()),
             spend=lambda: live.spend(self._clock()),

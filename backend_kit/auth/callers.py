@@ -1,5 +1,7 @@
 """Who calls: by an API key, or by whatever token the deployment takes."""
 
+from collections.abc import Callable
+
 from backend_kit.auth.acting import naming_headers
 from backend_kit.auth.api_keys import ApiKeys, looks_like_key
 from backend_kit.auth.grant import KeyScope, ScopeMissing
@@ -19,6 +21,8 @@ class Callers:
         """`keys` None: this deployment has none, and what looks like one is invalid."""
         self.tokens = tokens
         self.keys = keys
+        self.on_known: Callable[[Identity], None] = lambda _caller: None
+        """Is told of every caller who was let in."""
 
     async def verify(self, token: str | None) -> Identity:
         """The caller behind `token`, who names nobody. Raises as `know`."""
@@ -30,6 +34,11 @@ class Callers:
         `headers` are the request's. Raises `AuthError`; `ScopeMissing` for a user who must not be named; where keys
         cannot be looked up what their absence raises.
         """
+        identity, credentials = await self._know(token, headers)
+        self.on_known(identity)
+        return identity, credentials
+
+    async def _know(self, token: str | None, headers: Headers) -> tuple[Identity, Credentials | None]:
         if token is None or not looks_like_key(token):
             return await self.tokens.verify(token), Credentials(token) if token else None
         if self.keys is None:

@@ -31,6 +31,12 @@ class ScopeMissing(ServiceError):
     code: ClassVar[Code] = Code.FORBIDDEN
 
 
+class NotOperator(ServiceError):
+    """The caller has no role of an operator."""
+
+    code: ClassVar[Code] = Code.FORBIDDEN
+
+
 class KeyTooFast(ServiceError):
     """The key has used up its requests of this minute."""
 
@@ -62,6 +68,7 @@ class Grant:
     agents: frozenset[str] | None = None
     libraries: frozenset[str] | None = None
     expires_at: float | None = None
+    key_id: str = ""
     acting: bool = False
     """Whether the caller is not the key's owner but somebody whom its holder names."""
     ended: Callable[[], bool] = _never

@@ -36,7 +36,8 @@ class Identity:
 
     `expires_at` is the token's end in seconds since the epoch, None where it has none (auth off). It takes no part
     in equality: a renewed token is the same caller. `grant` is what an API key allows of what this user may do, None
-    for a caller with a token of their own, who may do all of it.
+    for a caller with a token of their own, who may do all of it. `request_id` is that of the request that they came
+    with, where a route asks who calls.
     """
 
     uid: str
@@ -46,6 +47,12 @@ class Identity:
     roles: frozenset[str] = frozenset()
     expires_at: float | None = field(default=None, compare=False)
     grant: Grant | None = field(default=None, compare=False, repr=False)
+    request_id: str = field(default="", compare=False, repr=False)
+
+    @property
+    def key_id(self) -> str:
+        """The id of the caller's API key, "" for a token."""
+        return "" if self.grant is None else self.grant.key_id
 
     def ended(self, leeway_s: float = 0.0, *, clock: Clock = time.time) -> bool:
         """Whether the token has run out, by the wall clock, or the key was revoked."""

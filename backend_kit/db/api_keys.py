@@ -8,7 +8,8 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from backend_kit.aio.retry import QuietLog
-from backend_kit.auth import KeyRecord, KeyScope
+from backend_kit.auth import AuditEvent, KeyRecord, KeyScope
+from backend_kit.db.audit import events_parameter, with_events
 from backend_kit.db.faults import DatabaseFault, cause_of, sqlstate_of
 from backend_kit.db.libpq import connect_args
 from backend_kit.db.pool import AnyRow, Pool, PoolMetrics, PoolRules
@@ -34,7 +35,7 @@ LIST: Final = text(
     ORDER BY api_key.created_at DESC, id LIMIT :limit"""
 )
 # Idempotent, as the statement may run twice: a second run finds the row of the first.
-CREATE: Final = text(
+CREATE: Final = with_events(
     """INSERT INTO api_key (id, digest, owner, owner_name, name, scopes, agents, libraries, groups, roles, namespace,
         rate_per_min, created_at, expires_at)
     SELECT :id, CAST(:digest AS bytea), CAST(:owner AS text), :owner_name, :name, CAST(:scopes AS text[]),
@@ -45,7 +46,7 @@ CREATE: Final = text(
         AND (k.expires_at IS NULL OR k.expires_at > now())) < CAST(:most AS integer)
     ON CONFLICT (id) DO UPDATE SET name = excluded.name RETURNING id"""
 )
-REVOKE: Final = text(
+REVOKE: Final = with_events(
     """UPDATE api_key SET revoked_at = coalesce(revoked_at, now())
     WHERE id = :id AND (CAST(:owner AS text) IS NULL OR owner = :owner) RETURNING id"""
 )
@@ -73,8 +74,8 @@ class PostgresKeys:
         """See `KeySource`."""
         await self._fetch("note_keys", NOTE, {"ids": list(used), "times": list(used.values())})
 
-    async def create(self, record: KeyRecord, most: int) -> bool:
-        """Store a new key; False where its owner has `most` valid ones already."""
+    async def create(self, record: KeyRecord, most: int, event: AuditEvent) -> bool:
+        """Store a new key and the event; False where its owner has `most` valid ones already."""
         values = {
             "id": record.id,
             "digest": record.digest,
@@ -91,6 +92,7 @@ class PostgresKeys:
             "created_at": record.created_at,
             "expires_at": record.expires_at,
             "most": most,
+            "audit": events_parameter(event),
         }
         return bool(await self._fetch("create_key", CREATE, values))
 
@@ -98,9 +100,10 @@ class PostgresKeys:
         """The newest keys of an owner, of everybody with None, revoked and expired ones too."""
         return [_record(row) for row in await self._fetch("list_keys", LIST, {"owner": owner, "limit": limit})]
 
-    async def revoke(self, key_id: str, owner: str | None) -> bool:
-        """End a key for good, now; that of any owner with None. False where there is none."""
-        return bool(await self._fetch("revoke_key", REVOKE, {"id": key_id, "owner": owner}))
+    async def revoke(self, key_id: str, owner: str | None, event: AuditEvent) -> bool:
+        """End a key for good, now, and store the event; that of any owner with None. False where there is none."""
+        values = {"id": key_id, "owner": owner, "audit": events_parameter(event)}
+        return bool(await self._fetch("revoke_key", REVOKE, values))
 
     async def _fetch(
         self, op: str, statement: TextClause, parameters: Mapping[str, object], *, or_none: bool = False

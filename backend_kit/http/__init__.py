@@ -12,6 +12,7 @@ from backend_kit.http.admission import (
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.cors import Cors
 from backend_kit.http.direct import DirectRoute
+from backend_kit.http.download import Download, audit_router
 from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
 from backend_kit.http.origins import page_allowed
 from backend_kit.http.routes import add_api_docs, health_router
@@ -25,6 +26,7 @@ __all__ = [
     "Cost",
     "CutShort",
     "DirectRoute",
+    "Download",
     "HttpMetrics",
     "NotThere",
     "RequestId",
@@ -35,6 +37,7 @@ __all__ = [
     "ServeSettings",
     "add_api_docs",
     "admit_routes",
+    "audit_router",
     "bearer",
     "build_server",
     "error_response",

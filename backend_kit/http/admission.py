@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from backend_kit.aio import Crowded, FairGate, GateRules, Pace
 from backend_kit.auth import PUBLIC, RouteScopes, Verifier, know_caller, takes_any_token, token_of
 from backend_kit.auth.grant import below
+from backend_kit.http.context import request_id
 from backend_kit.wire import Code, ServiceError
 
 
@@ -273,7 +274,7 @@ class Admitted:
             await self._admission.pace_stranger(_address(scope))
             raise  # also where too many came: they have waited for it
         state = scope["state"]
-        state["caller"], state["credentials"] = caller, credentials
+        state["caller"], state["credentials"] = replace(caller, request_id=request_id(scope)), credentials
         return caller.uid
 
     async def _until_it_begins(self, gate: FairGate, key: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -62,6 +62,7 @@ class ServiceMetrics:
         self._registry = registry
         self._kpi = kpi
         self._pools()
+        self._audit()
 
     def _pools(self) -> None:
         self.db_connections: Labelled[PrometheusGauge] = self._states(
@@ -84,6 +85,15 @@ class ServiceMetrics:
             "One statement; COMMIT is one of its own (op=commit).",
             ["pool", "op"],
             "persist_sql_ms",
+        )
+
+    def _audit(self) -> None:
+        self.audit_pending: Gauge = self._level(
+            "app_audit_pending", "Audit events that wait to be written.", "audit_pending"
+        )
+        self.audit_lost: Counter = self._kpi.counter(
+            "audit_lost",
+            PrometheusCounter("app_audit_lost_total", "Audit events that were dropped.", registry=self._registry),
         )
 
     def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:

@@ -130,7 +130,7 @@ class ApiKeySecurity(Section):
 class Security(Section):
     """Authentication of callers, and the web pages they may use."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "allow_query_token", "operator_roles")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("m2m", "rebac", "allow_query_token")
 
     user: UserSecurity = UserSecurity()
     authorized_origins: Annotated[tuple[Origin, ...], Listed] = ()
@@ -144,7 +144,20 @@ class Security(Section):
     """Name of the environment variable that holds the shared secret of HS256 tokens; none = no shared secret."""
     hs256_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
     """The shared secret, at least 32 characters. Set it through that variable, not in the file."""
+    operator_roles: Annotated[tuple[Text, ...], Listed] = ("admin",)
+    """Roles that may export the audit log and read `/kpi`, the agentic service's measurements of itself; others get
+    403. Without authentication everybody may."""
     api_keys: ApiKeySecurity = ApiKeySecurity()
+
+
+class Audit(Section):
+    """The audit log: a table of the service that is only added to."""
+
+    retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
+    """Days after which an event is deleted; 0 = kept for ever. The newest day is never deleted."""
+    repeat_min: Annotated[int, Field(ge=1, le=10_080)] = 60
+    """Minutes in which a caller's further requests are no new sign-in, and their further reads of the same library or
+    document no new read, in one process."""
 
 
 class ModelTimeout(Section):
@@ -209,6 +222,7 @@ class ServiceSettings(RootSection):
 
     app: App
     security: Security = Security()
+    audit: Audit = Audit()
     metrics: Metrics = Metrics()
     requests: Requests = Requests()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from deploy.grafana.promql import exact, precision, quantile, rate
+from deploy.grafana.promql import exact, level, precision, quantile, rate
 
 Json = dict[str, Any]
 Kind = Literal["timeseries", "stat", "heatmap", "table"]
@@ -300,6 +300,14 @@ CONNECTIONS_OPENED = Panel(
     "More than now and then: the pool is too small, or connections break.",
     "ops",
     [Target(rate("app_db_connections_opened_total", by="pool"), "{{pool}}")],
+)
+
+
+AUDIT = Panel(
+    "Audit events that wait, and lost ones",
+    "They wait while Postgres is away; what is lost is in no log.",
+    "short",
+    [Target(level("app_audit_pending"), "waiting"), Target(rate("app_audit_lost_total"), "lost a second")],
 )
 
 

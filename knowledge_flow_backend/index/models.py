@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_kit.auth import Identity
+from backend_kit.auth import AuditEvent, Identity
 
 Vector = NDArray[np.float32]
 """A unit vector of the embedder: one dimension, float32."""
@@ -41,11 +41,19 @@ class Reader:
     groups: tuple[str, ...] = ()
     libraries: frozenset[str] | None = None
     """The libraries to which the caller's key is limited, None without such a limit."""
+    key_id: str = field(default="", compare=False)
+    request_id: str = field(default="", compare=False)
+
+    @property
+    def uid(self) -> str:
+        """The caller, as one who acts (`Actor`)."""
+        return self.user_id
 
     @classmethod
     def of(cls, identity: Identity) -> "Reader":
         """The reader that a caller is."""
-        return cls(identity.uid, identity.groups, None if identity.grant is None else identity.grant.libraries)
+        within = None if identity.grant is None else identity.grant.libraries
+        return cls(identity.uid, identity.groups, within, identity.key_id, identity.request_id)
 
     def within(self, libraries: Sequence[str] | None) -> tuple[str, ...] | None:
         """Those of the named libraries that the limit leaves; None: wherever they may read. Empty: nowhere."""
@@ -211,6 +219,7 @@ class IndexWriter(Protocol):
         """
         ...
 
-    async def delete_document(self, document_uid: str) -> bool:
-        """Delete a document, its content and its chunks; False where there was none. Raises `IndexUnavailable`."""
+    async def delete_document(self, document_uid: str, event: AuditEvent | None = None) -> bool:
+        """Delete a document, its content and its chunks, and store the event; False where there was none. Raises
+        `IndexUnavailable`."""
         ...

@@ -1,6 +1,5 @@
 """REST of libraries and documents: list, describe, share, move, cite, open, delete."""
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Query, Response
-from fastapi.responses import StreamingResponse
-from starlette.types import Send
 
 from backend_kit.auth import Identity
-from backend_kit.http import refusals
-from backend_kit.wire import ServiceError, dumps
+from backend_kit.http import Download, refusals
+from backend_kit.wire import dumps
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library.bodies import (
     MAX_INT,
@@ -27,8 +24,6 @@ from knowledge_flow_backend.library.bodies import (
 )
 from knowledge_flow_backend.library.store import Library, UnknownLibrary
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -178,17 +173,6 @@ def _add_content(router: APIRouter, services: Callable[[], LibraryServices], cal
             file = _found(await library.raw(_reader(identity), uid), "Document")
         headers = {**RAW_HEADERS, "Content-Disposition": attachment(file.file_name), "Content-Length": str(file.size)}
         return Download(file.pieces, media_type=file.mime_type, headers=headers)
-
-
-class Download(StreamingResponse):
-    """A file in pieces. Where one cannot be read the connection ends before the length that was announced."""
-
-    async def stream_response(self, send: Send) -> None:
-        """Send what there is. The server closes what is left open here."""
-        try:
-            await super().stream_response(send)
-        except ServiceError as failure:
-            logger.warning("a download was cut off: %s", failure)
 
 
 def attachment(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import text
 
+from backend_kit.db.audit import with_events
 from knowledge_flow_backend.index.models import READS_LIBRARY
 
 _WITHIN: Final = "(CAST(:within AS text[]) IS NULL OR t.id = ANY(CAST(:within AS text[])))"
@@ -99,18 +100,22 @@ ONLY_HERE: Final = text(
 ACCESS: Final = text(
     "SELECT t.everyone, t.reader_users, t.reader_groups FROM tags t WHERE t.id = :id AND t.owner_id = :reader"
 )
-SET_ACCESS: Final = text(
+# Only what the events were made of is changed: whoever shares it at the same time has events of their own.
+SET_ACCESS: Final = with_events(
     """UPDATE tags SET everyone = :everyone, reader_users = CAST(:users AS text[]),
-    reader_groups = CAST(:reading_groups AS text[]), updated_at = now() WHERE id = :id AND owner_id = :reader"""
+    reader_groups = CAST(:reading_groups AS text[]), updated_at = now() WHERE id = :id AND owner_id = :reader
+    AND everyone = :was_everyone AND reader_users = CAST(:were_users AS text[])
+    AND reader_groups = CAST(:were_groups AS text[]) RETURNING id"""
 )
 LOCK_ROW: Final = text("SELECT uid FROM documents WHERE uid = :uid FOR UPDATE")
 # A statement of its own, as CHANGING is: a document that was moved while this waited for the lock stays.
-DROP_ONLY_HERE: Final = text(
+DROP_ONLY_HERE: Final = with_events(
     """DELETE FROM documents d WHERE d.uid = :uid AND d.owner_id = :reader
     AND EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id = :id)
-    AND NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id <> :id)"""
+    AND NOT EXISTS (SELECT 1 FROM document_tags o WHERE o.document_uid = d.uid AND o.tag_id <> :id)
+    RETURNING d.uid"""
 )
-DROP_TAG: Final = text("DELETE FROM tags WHERE id = :id AND owner_id = :reader RETURNING id")
+DROP_TAG: Final = with_events("DELETE FROM tags WHERE id = :id AND owner_id = :reader RETURNING id")
 
 
 def label_lock(owner: str, path: str) -> str:

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause
 
+from backend_kit.auth import AuditAction, AuditEvent
+from backend_kit.db.audit import add_events, events_parameter, with_events
 from backend_kit.db.faults import DatabaseFault, sqlstate_of
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.errors import Conflict, Forbidden
 from knowledge_flow_backend.index import IndexWriter, Reader
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.library import statements
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
 
 _UNIQUE = "23505"
+_ATTEMPTS = 5
 RAW_PIECE_BYTES = 1024 * 1024
 """The driver decodes one in 8 ms, in which the loop does nothing else."""
 
@@ -121,8 +125,12 @@ class Library:
     What a reader may not see does not exist for them: None, or an empty list, as for an unknown id.
     """
 
-    def __init__(self, statements: Statements, writer: IndexWriter, *, piece_bytes: int = RAW_PIECE_BYTES) -> None:
-        """`piece_bytes`: bytes of a raw file that are read at a time."""
+    def __init__(
+        self, statements: Statements, writer: IndexWriter, reads: SharedReads, *, piece_bytes: int = RAW_PIECE_BYTES
+    ) -> None:
+        """`reads` is told who reads text of which document. `piece_bytes`: bytes of a raw file that are read at a
+        time."""
+        self._reads = reads
         self._statements = statements
         self._writer = writer
         self._piece_bytes = piece_bytes
@@ -167,18 +175,27 @@ class Library:
         return Access(rows[0][0], tuple(rows[0][1]), tuple(rows[0][2])) if rows else None
 
     async def set_access(self, reader: Reader, tag_id: str, access: Access) -> Access | None:
-        """Replace the readers of a library, from the next query on. Raises `Forbidden` for another owner's."""
-        if not await self._owns_tag(reader, tag_id):
-            return None
-        values = {
-            "id": tag_id,
-            "reader": reader.user_id,
-            "everyone": access.everyone,
-            "users": sorted(set(access.users)),
-            "reading_groups": sorted(set(access.groups)),
-        }
-        await self._statements.rows("set_access", statements.SET_ACCESS, values)
-        return await self.access(reader, tag_id)
+        """Replace the readers of a library, from the next query on. Raises `Forbidden` for another owner's, `Conflict`
+        where they are being replaced by somebody else."""
+        wanted = Access(access.everyone, tuple(sorted(set(access.users))), tuple(sorted(set(access.groups))))
+        for _attempt in range(_ATTEMPTS):
+            was = await self.access(reader, tag_id)
+            if was is None:
+                return None
+            values = {
+                "id": tag_id,
+                "reader": reader.user_id,
+                "everyone": wanted.everyone,
+                "users": list(wanted.users),
+                "reading_groups": list(wanted.groups),
+                "was_everyone": was.everyone,
+                "were_users": list(was.users),
+                "were_groups": list(was.groups),
+                "audit": events_parameter(*_sharing(reader, tag_id, was, wanted)),
+            }
+            if await self._statements.rows("set_access", statements.SET_ACCESS, values):
+                return wanted
+        raise Conflict("its readers are being replaced")
 
     async def delete_tag(self, reader: Reader, tag_id: str) -> bool:
         """Delete a library with the owner's documents that stand in no other. Raises `Forbidden` for another's.
@@ -191,8 +208,11 @@ class Library:
         for row in await self._statements.rows("tag_documents", statements.ONLY_HERE, key):
             async with self._statements.transaction() as connection:
                 await connection.execute("lock_document", statements.LOCK_ROW, {"uid": row[0]})
-                await connection.execute("drop_document", statements.DROP_ONLY_HERE, {**key, "uid": row[0]})
-        return bool(await self._statements.rows("drop_tag", statements.DROP_TAG, key))
+                told = events_parameter(AuditEvent.by(reader, AuditAction.DOCUMENT_DELETED, "document", row[0]))
+                values = {**key, "uid": row[0], "audit": told}
+                await connection.execute("drop_document", statements.DROP_ONLY_HERE, values)
+        told = events_parameter(AuditEvent.by(reader, AuditAction.LIBRARY_DELETED, "library", tag_id))
+        return bool(await self._statements.rows("drop_tag", statements.DROP_TAG, {**key, "audit": told}))
 
     async def browse(self, reader: Reader, chosen: DocumentFilter, window: Window) -> tuple[int, list[dict[str, Any]]]:
         """How many documents there are, and those of the window."""
@@ -245,11 +265,13 @@ class Library:
             await connection.execute("take_out", statements.TAKE_OUT, {**_who(reader), **place})
             await connection.execute("put_in", statements.PUT_IN, place)
             await connection.execute("touch", statements.TOUCH, {"uid": uid})
+            await add_events(connection, AuditEvent.by(reader, AuditAction.DOCUMENT_PLACED, "document", uid))
         return await self.document(reader, uid)
 
     async def delete_document(self, reader: Reader, uid: str) -> bool:
         """Delete a document with all that belongs to it. Raises `Forbidden` where it is another's."""
-        return await self._owns_document(reader, uid) and await self._writer.delete_document(uid)
+        event = AuditEvent.by(reader, AuditAction.DOCUMENT_DELETED, "document", uid)
+        return await self._owns_document(reader, uid) and await self._writer.delete_document(uid, event)
 
     async def chunks(self, reader: Reader, uid: str, limit: int, offset: int) -> list[dict[str, Any]] | None:
         """The chunks in order of the text; None for an unknown document."""
@@ -258,6 +280,7 @@ class Library:
         )
         if not rows and not await self._statements.rows("owner", statements.OWNER, _key(reader, uid)):
             return None
+        self._reads.of_document(reader, uid)
         return [_chunk(row) for row in rows]
 
     async def chunk(self, reader: Reader, uid: str, chunk_uid: str) -> dict[str, Any] | None:
@@ -265,6 +288,7 @@ class Library:
         rows = await self._statements.rows("chunk", statements.CHUNK, {**_key(reader, uid), "chunk": chunk_uid})
         if not rows:
             return None
+        self._reads.of_document(reader, uid)
         row = rows[0]
         document = {
             "document_uid": uid,
@@ -279,13 +303,20 @@ class Library:
     async def markdown(self, reader: Reader, uid: str) -> bytes | None:
         """`{"content": …}` with the canonical text that the offsets of chunks count in, as Postgres encoded it."""
         rows = await self._statements.rows("markdown", statements.MARKDOWN, _key(reader, uid))
-        return rows[0][0].encode() if rows else None
+        if not rows:
+            return None
+        self._reads.of_document(reader, uid)
+        content: str = rows[0][0]
+        return content.encode()
 
     async def text(self, reader: Reader, uid: str, offset: int, limit: int) -> TextPart | None:
         """At most `limit` characters of the canonical text, from `offset` on; None for an unknown document."""
         key = {**_key(reader, uid), "start": offset + 1, "limit": limit}
         rows = await self._statements.rows("text", statements.TEXT, key)
-        return TextPart(*rows[0]) if rows else None
+        if not rows:
+            return None
+        self._reads.of_document(reader, uid)
+        return TextPart(*rows[0])
 
     async def raw(self, reader: Reader, uid: str) -> RawFile | None:
         """The file as it was uploaded, read while it is sent: never whole in memory."""
@@ -293,6 +324,7 @@ class Library:
         rows = await self._statements.rows("raw", statements.RAW, key)
         if not rows:
             return None
+        self._reads.of_document(reader, uid)
         name, mime, version, size, first = rows[0]
         return RawFile(name, mime, size, self._pieces({**key, "version": version}, size, first))
 
@@ -343,6 +375,22 @@ async def _lock_libraries(connection: TimedConnection, reader: Reader, tags: Seq
         raise UnknownLibrary
     if not all(own for _, own in rows):
         raise Forbidden("another owner's library")
+
+
+def _sharing(reader: Reader, tag_id: str, was: Access, wanted: Access) -> list[AuditEvent]:
+    """An event for each who reads the library from now on, and for each who does no more."""
+    before, after = _subjects(was), _subjects(wanted)
+    changes = [(AuditAction.LIBRARY_SHARED, after - before), (AuditAction.LIBRARY_UNSHARED, before - after)]
+    return [
+        AuditEvent.by(reader, action, "library", tag_id, subject=subject)
+        for action, subjects in changes
+        for subject in sorted(subjects)
+    ]
+
+
+def _subjects(access: Access) -> set[str]:
+    subjects = {f"user:{user}" for user in access.users} | {f"group:{group}" for group in access.groups}
+    return subjects | ({"everyone"} if access.everyone else set())
 
 
 def _who(reader: Reader) -> dict[str, object]:
@@ -410,11 +458,11 @@ def _time(value: datetime | None) -> str | None:
 
 
 # Contents and chunks go with the document (ON DELETE CASCADE).
-_DELETE = text(
+_DELETE = with_events(
     """DELETE FROM documents WHERE uid = :uid AND owner_id = :user AND session_id IS NOT NULL
     AND session_id = coalesce(CAST(:session AS text), session_id) RETURNING uid"""
 )
-_DELETE_SESSION = text("DELETE FROM documents WHERE session_id = :session AND owner_id = :user RETURNING uid")
+_DELETE_SESSION = with_events("DELETE FROM documents WHERE session_id = :session AND owner_id = :user RETURNING uid")
 _HELD = text("SELECT count(*) AS held FROM documents WHERE owner_id = :user AND session_id IS NOT NULL")
 
 
@@ -426,7 +474,8 @@ class Attachments:
 
     async def delete(self, reader: Reader, uid: str, session_id: str | None) -> bool:
         """Delete one of the reader's own; False where it is not there, another's, or of another session."""
-        values = {"uid": uid, "user": reader.user_id, "session": session_id}
+        told = events_parameter(AuditEvent.by(reader, AuditAction.ATTACHMENT_DELETED, "attachment", uid))
+        values = {"uid": uid, "user": reader.user_id, "session": session_id, "audit": told}
         return bool(await self._statements.rows("delete_attachment", _DELETE, values))
 
     async def held(self, reader: Reader) -> int:
@@ -436,5 +485,6 @@ class Attachments:
 
     async def delete_session(self, reader: Reader, session_id: str) -> int:
         """Delete all that the reader has in a session; returns how many."""
-        values = {"user": reader.user_id, "session": session_id}
+        told = events_parameter(AuditEvent.by(reader, AuditAction.ATTACHMENT_DELETED, "session", session_id))
+        values = {"user": reader.user_id, "session": session_id, "audit": told}
         return len(await self._statements.rows("delete_attachments", _DELETE_SESSION, values))

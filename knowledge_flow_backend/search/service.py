@@ -21,6 +21,7 @@ from knowledge_flow_backend.errors import (
     RateLimited,
 )
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, Policy, Reader, Vector
+from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from knowledge_flow_backend.rerank import Candidate, Reranked, RerankService
 from knowledge_flow_backend.rerank.local import QuestionVectors
@@ -62,6 +63,7 @@ class SearchService:
         embedder: Embedder,
         vectors: QuestionVectors,
         reranking: RerankService,
+        reads: SharedReads,
         rules: SearchRules,
         metrics: KnowledgeFlowMetrics,
         kpi: Kpi,
@@ -70,6 +72,7 @@ class SearchService:
         self._embedder = embedder
         self._vectors = vectors
         self._reranking = reranking
+        self._reads = reads
         self._rules = rules
         self._metrics = metrics
         self.kpi = kpi
@@ -104,6 +107,7 @@ class SearchService:
                 raise IndexUnavailable("the search took longer than its deadline") from None
             if not found:
                 self._metrics.empty_searches.inc()
+            self._reads.of_hits(reader, found)
             if reader.libraries is not None:
                 found = [_without_names(hit, reader.libraries) for hit in found]
             hits = [provenance.hit(hit, rank) for rank, hit in enumerate(found, start=1)]

@@ -21,6 +21,8 @@ USER = "ada"
 EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
+DROP TABLE audit_event;
+DROP FUNCTION keep_audit_event(), keep_audit_events(), prune_audit(integer, integer);
 DROP TABLE instance;
 DROP TABLE user_share;
 ALTER TABLE session_lease DROP COLUMN exchange_id, DROP COLUMN ask, DROP COLUMN runs, DROP COLUMN deaths,

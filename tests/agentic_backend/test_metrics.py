@@ -13,6 +13,8 @@ GOLDEN = """
 agent_cache_hit counter -
 agent_cache_miss counter -
 app_admission_wait_seconds histogram -
+app_audit_lost counter -
+app_audit_pending gauge -
 app_bound_by gauge cause
 app_cache_requests counter cache,result
 app_clock_difference_seconds gauge -
@@ -124,6 +126,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.llm_cost("mock").inc(0.25)
     metrics.db_connections("main", "in_use").set(2)
     metrics.db_waiting("main").set(1)
+    metrics.audit_pending.set(2)
+    metrics.audit_lost.inc()
     metrics.db_opened("main").inc(2)
     for level in (metrics.turns_in_progress, metrics.turns_queued, metrics.replay_events, metrics.replay_bytes):
         level.set(2)

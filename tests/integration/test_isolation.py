@@ -31,7 +31,7 @@ class Kind(Enum):
     """How an operation knows whose it speaks of, where it names nothing of a user's."""
 
     PUBLIC = "anybody may ask"
-    OPERATOR = "of an operator alone, by a role, and without anybody's id"
+    OPERATOR = "of an operator alone, by a role"
     SHARED = "the same for every caller: agents, documents that knowledge flow guards"
     OWN = "of the caller alone"
 
@@ -77,6 +77,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/verdict": Kind.OPERATOR,
     "GET /kpi/live": Kind.OPERATOR,
     "GET /kpi/stalls": Kind.OPERATOR,
+    "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
     "POST /chatbot/keys": Kind.OWN,

@@ -14,6 +14,7 @@ from tests.support.service import BASE
 
 ESSENTIAL = [
     "api-keys",
+    "audit-log",
     "kpi-loop-monitor",
     "kpi-summary",
     "persist-batcher",

@@ -36,7 +36,7 @@ async def test_a_service_that_is_ready_says_so(service: RunningKnowledgeFlow) ->
 async def test_what_a_service_cannot_do_without_is_named_while_it_is_down(service: RunningKnowledgeFlow) -> None:
     tasks = service.service.running.tasks
     essential = set(tasks.vigil._essential) - {"kpi-metrics"}
-    assert essential == {"api-keys", "ingest-leases", "kpi-loop-monitor", "kpi-summary"}
+    assert essential == {"api-keys", "audit-log", "ingest-leases", "kpi-loop-monitor", "kpi-summary"}
     failed = asyncio.Event()
 
     async def fails() -> None:

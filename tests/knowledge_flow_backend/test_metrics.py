@@ -7,6 +7,8 @@ from backend_kit.kpi import Kpi
 from knowledge_flow_backend.metrics import PHASES, KnowledgeFlowMetrics
 
 GOLDEN = """
+app_audit_lost counter -
+app_audit_pending gauge -
 app_db_connections_opened counter pool
 app_db_pool_connections gauge pool,state
 app_db_pool_wait_seconds histogram pool
@@ -59,6 +61,8 @@ def test_the_exposition_is_the_golden_one() -> None:
     metrics.db_statement("main", "hybrid").observe(0.004)
     metrics.db_connections("main", "idle").set(1)
     metrics.db_waiting("main").set(0)
+    metrics.audit_pending.set(2)
+    metrics.audit_lost.inc()
     metrics.db_opened("main").inc()
     metrics.embed_pool_wait.observe(0.001)
     metrics.ingest_stage("parse", "error").observe(0.5)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import yaml
 
@@ -29,7 +30,7 @@ def run(config: Path, *words: str) -> int:
     return command.main(["key", "--config", str(config), *words])
 
 
-def test_a_key_is_made_listed_and_revoked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_made_listed_and_revoked(config: Path, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = ["--scopes", "ask,search", "--agent", "Rico", "--days", "0", "--rate", "60"]
     assert run(config, "create", "a script", *wanted) == 0
     made = capsys.readouterr()
@@ -44,6 +45,9 @@ def test_a_key_is_made_listed_and_revoked(config: Path, capsys: pytest.CaptureFi
     assert run(config, "revoke", parsed.id) == 0
     assert run(config, "list") == 0
     assert f"{parsed.id}  revoked" in capsys.readouterr().out
+    with psycopg.connect(database.dsn) as connection:
+        told = connection.execute("SELECT action, object_id, actor FROM audit_event ORDER BY happened_at").fetchall()
+    assert told == [("key_made", parsed.id, "command:key"), ("key_revoked", parsed.id, "command:key")]
 
 
 def test_where_people_sign_in_a_key_has_an_owner_who_does(

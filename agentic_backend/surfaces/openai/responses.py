@@ -47,7 +47,7 @@ from agentic_backend.surfaces.openai.response_stream import ResponseStream
 from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
 from agentic_backend.surfaces.services import DoorServices
 from agentic_backend.surfaces.stream import turn_stream
-from backend_kit.auth import Identity
+from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.wire import CODES, dumps
 
 _JSON: Final = "application/json"
@@ -281,7 +281,8 @@ async def delete_response(services: DoorServices, request: Request, identity: Id
         raise CannotNow(sentence, AT)
     await services.registry.forget(name.session_id, identity.uid)
     with services.kpi.phase("session_write"):
-        await services.store.delete(name.session_id, identity.uid)
+        event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", name.session_id)
+        await services.store.delete(name.session_id, identity.uid, event)
     return _json({"id": response_id, "object": "response", "deleted": True}, {})
 
 

@@ -1,6 +1,6 @@
 """Search, rerank, embedding and ingestion."""
 
-from deploy.grafana.model import CONNECTIONS_OPENED, Dashboard, Panel, Row, Target, percentiles, tail
+from deploy.grafana.model import AUDIT, CONNECTIONS_OPENED, Dashboard, Panel, Row, Target, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 
@@ -126,6 +126,7 @@ def _index() -> Row:
                 stacked=True,
             ),
             CONNECTIONS_OPENED,
+            AUDIT,
             Panel("Loop lag p99", "By worker.", "s", tail("app_event_loop_lag_seconds", "instance", q=0.99), bound=0.1),
             Panel(
                 "Loop busy",

@@ -1,6 +1,6 @@
 """What is full: the loop, slots, pools, Postgres, the spool, readers."""
 
-from deploy.grafana.model import CONNECTIONS_OPENED, TURNS, Dashboard, Panel, Row, Target, percentiles, tail
+from deploy.grafana.model import AUDIT, CONNECTIONS_OPENED, TURNS, Dashboard, Panel, Row, Target, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
 
@@ -186,6 +186,7 @@ def _database() -> Row:
                 [Target(rate("app_db_statement_seconds_count", by="pool, op"), "{{pool}} {{op}}")],
             ),
             CONNECTIONS_OPENED,
+            AUDIT,
             Panel(
                 "Records a transaction",
                 "The mean batch: it grows when Postgres is slow.",

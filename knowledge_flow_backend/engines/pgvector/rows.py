@@ -10,6 +10,8 @@ from itertools import islice
 
 from sqlalchemy import text
 
+from backend_kit.auth import AuditEvent
+from backend_kit.db.audit import add_events
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
@@ -133,12 +135,17 @@ async def put_rows(
     return version
 
 
-async def delete_rows(database: IndexDatabase, document_uid: str) -> bool:
-    """Delete a document with all its rows; False where there was none. Raises `IndexUnavailable`."""
+async def delete_rows(database: IndexDatabase, document_uid: str, event: AuditEvent | None = None) -> bool:
+    """Delete a document with all its rows, and store the event; False where there was none.
+
+    Raises `IndexUnavailable`.
+    """
     database.require_ready()
     try:
         async with database.writes.connection() as connection:
             rows = await connection.execute("delete_document", _DELETE, {"uid": document_uid})
+            if rows and event is not None:
+                await add_events(connection, event)
             await connection.commit()
     except DatabaseFault as error:
         raise failure_of(error) from error
@@ -248,9 +255,9 @@ class DocumentWriter(ABC):
         self._wake()
         return version
 
-    async def delete_document(self, document_uid: str) -> bool:
+    async def delete_document(self, document_uid: str, event: AuditEvent | None = None) -> bool:
         """See `IndexWriter`. No search finds it when this returns; OpenSearch forgets it soon after."""
-        deleted = await delete_rows(self._database, document_uid)
+        deleted = await delete_rows(self._database, document_uid, event)
         self._wake()
         return deleted
 

@@ -8,7 +8,7 @@ import pytest
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
-from backend_kit.auth import Credentials
+from backend_kit.auth import AuditEvent, Credentials
 from backend_kit.wire import ServiceError
 from tests.support.patience import PATIENCE_S
 
@@ -41,7 +41,7 @@ class MemoryAttachments(AttachmentStore):
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         raise NotImplementedError
 
-    async def delete(self, attachment_id: str, user_id: str, session_id: str | None) -> bool:
+    async def delete(self, attachment_id: str, user_id: str, session_id: str | None, event: AuditEvent) -> bool:
         raise NotImplementedError
 
     async def leave(self, attachment: Attachment) -> None:

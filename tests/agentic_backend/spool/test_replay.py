@@ -17,6 +17,7 @@ from agentic_backend.events import ChatMessage, iso_z
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.session.models import AskRecord, TurnRecord
 from agentic_backend.spool.spool import Spool
+from backend_kit.auth import AuditAction, AuditEvent
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
@@ -259,7 +260,8 @@ async def test_a_deleted_session_does_not_come_back(build: Build, database: Data
     session, other = await new_session(held), await new_session(held)
     for record in turns(session, 2):
         await held.log.append(record)
-    assert await held.store.delete(session.id, USER)
+    event = AuditEvent(AuditAction.SESSION_DELETED, "session", session.id, USER, request_id="r1")
+    assert await held.store.delete(session.id, USER, event)
     await held.log.append(turn(other, "kept"))
     left = kill(held)
     heir = await successor(build, database, left)
@@ -270,6 +272,9 @@ async def test_a_deleted_session_does_not_come_back(build: Build, database: Data
     assert await heir.flush(PATIENCE_S) == 0
     assert rows(database.dsn, "SELECT session_id FROM session") == [(other.id,)]
     assert rows(database.dsn, "SELECT DISTINCT session_id FROM session_history") == [(other.id,)]
+    # Who deleted it is not lost, either: the event is part of what the spool has.
+    told = rows(database.dsn, "SELECT id::text, action, object_id, actor, request_id, instance FROM audit_event")
+    assert told == [(event.id, "session_deleted", session.id, USER, "r1", event.instance)]
 
 
 async def test_changes_and_turns_do_not_undo_each_other(build: Build, database: Database, kill: Kill) -> None:

@@ -57,6 +57,7 @@ ELSEWHERE = {
     ("POST", "/tags"),
     ("POST", "/upload-process-documents"),
     ("POST", "/fast/text"),
+    ("GET", "/audit/events"),
     ("POST", "/fast/ingest"),
     ("DELETE", "/fast/ingest"),
     ("DELETE", "/fast/ingest/{document_uid}"),

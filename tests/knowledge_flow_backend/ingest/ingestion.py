@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from backend_kit.aio import GateRules, TaskRegistry
-from backend_kit.auth import Identity
+from backend_kit.auth import Identity, Lately
 from backend_kit.http import build_server, install_error_handlers, listen
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
@@ -26,6 +26,7 @@ from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
+from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.ingest import router as ingest_router
 from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
@@ -82,6 +83,11 @@ class HashingEmbedder:
         for word in text.lower().split():
             vector[zlib.crc32(word.encode()) % DIMENSION] += 1
         return vector / np.linalg.norm(vector)
+
+
+def unheard() -> SharedReads:
+    """Reads of which nobody wants to know."""
+    return SharedReads(lambda _event: None, Lately(60.0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +207,9 @@ async def running(
         service = IngestService(steps, staging, intake, tasks, admission)
         tasks.spawn("ingest-leases", service.keep_leases)
         ingest = IngestServices(service, intake, staging, LIMITS)
-        library = LibraryServices(Library(Statements(database), writer, piece_bytes=raw_piece_bytes), metrics)
+        library = LibraryServices(
+            Library(Statements(database), writer, unheard(), piece_bytes=raw_piece_bytes), metrics
+        )
         # Routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
         app = await asyncio.to_thread(_application, ingest, library)
         port = await stack.enter_async_context(_served(app))

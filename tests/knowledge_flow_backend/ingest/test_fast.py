@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from backend_kit.auth import AuditEvent
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Reader, Vector
 from knowledge_flow_backend.ingest.fast import PREVIEW_CHARS, FastIngest
 from knowledge_flow_backend.ingest.receive import ReceivedFile
@@ -137,8 +138,8 @@ class HeldWriter:
         finally:
             self.held -= 1
 
-    async def delete_document(self, document_uid: str) -> bool:
-        return await self._writer.delete_document(document_uid)
+    async def delete_document(self, document_uid: str, event: AuditEvent | None = None) -> bool:
+        return await self._writer.delete_document(document_uid, event)
 
 
 async def received(staging: Staging) -> ReceivedFile:

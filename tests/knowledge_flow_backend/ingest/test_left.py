@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from backend_kit.auth import AuditEvent
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
 from knowledge_flow_backend.ingest.steps import ByteBudget
 from tests.knowledge_flow_backend.ingest.ingestion import Ingestion, running
@@ -192,8 +193,8 @@ class DeletesFirst:
         version = await self._writer.replace_document(document, content, chunks, vectors)
         raise AssertionError(f"version {version} of a document that is deleted was written, if only for a moment")
 
-    async def delete_document(self, document_uid: str) -> bool:
-        return await self._writer.delete_document(document_uid)
+    async def delete_document(self, document_uid: str, event: AuditEvent | None = None) -> bool:
+        return await self._writer.delete_document(document_uid, event)
 
 
 async def test_what_is_deleted_in_the_moment_of_its_writing_does_not_come_back(

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
+from backend_kit.http import Download
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import Conflict, IndexUnavailable
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.library import store
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
-from knowledge_flow_backend.library.router import Download, attachment
-from tests.knowledge_flow_backend.ingest.ingestion import BASE, Ingestion, running
+from knowledge_flow_backend.library.router import attachment
+from tests.knowledge_flow_backend.ingest.ingestion import BASE, Ingestion, running, unheard
 from tests.support.postgres import Database
 
 
@@ -168,7 +169,7 @@ async def test_the_pieces_of_a_file_are_of_one_upload_and_of_one_who_may_read(
     await share(ingestion, tag, users=["bob"])
     uid = await ingestion.put("a.md", "Text of pieces.", tags=[tag], user="alice")
     writer = PgVectorWriter(ingestion.database, model="hashing")
-    library = store.Library(store.Statements(ingestion.database), writer, piece_bytes=4)
+    library = store.Library(store.Statements(ingestion.database), writer, unheard(), piece_bytes=4)
     file = await library.raw(Reader("bob"), uid)
     assert file is not None
     assert await anext(file.pieces) == b"Text"
@@ -417,7 +418,9 @@ async def test_a_document_that_leaves_a_library_in_time_is_not_deleted_with_it(i
         await place(ingestion, uids["kept.md"], two)
         await place(ingestion, uids["out.md"])
 
-    library = store.Library(MovedMeanwhile(ingestion, move), PgVectorWriter(ingestion.database, model="hashing"))
+    library = store.Library(
+        MovedMeanwhile(ingestion, move), PgVectorWriter(ingestion.database, model="hashing"), unheard()
+    )
     assert await library.delete_tag(Reader("admin"), one) is True
     assert await names(ingestion) == ["kept.md", "out.md"]
 
