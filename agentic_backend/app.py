@@ -223,7 +223,8 @@ class AgenticService(Service[AgenticSettings, State]):
             return "storage_full"
         fleet = state.fleet
         joined = fleet is None or fleet.leases.ready.is_set()
-        if not persistence.schema_known or not joined or (made is not None and not made.loaded):
+        known = persistence.schema_known and state.chat.agents.policy.loaded
+        if not known or not joined or (made is not None and not made.loaded):
             return "starting"
         return "cut_off" if fleet is not None and not fleet.membership.valid else None
 
@@ -381,6 +382,8 @@ class AgenticService(Service[AgenticSettings, State]):
             state.fleet.start(state.registry)
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         make_replication(persistence, state.metrics).start(tasks)
+        self._verifier.agents_of = state.chat.agents.policy.agents_of
+        tasks.spawn("agent-grants", state.chat.agents.policy.follow_changes, restart=True, essential=True)
         if state.chat.agents.created is not None:
             tasks.spawn("made-agents", state.chat.agents.created.follow_changes, restart=True)
         tasks.spawn("attachment-leftovers", state.chat.attachments.leftovers.delete_leftovers, restart=True)

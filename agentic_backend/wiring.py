@@ -17,6 +17,7 @@ from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.hosted.check import prepare_imports
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
+from agentic_backend.agent.policy import AgentPolicy, PolicyRoles
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.fleet.fleet import Fleet
@@ -230,12 +231,12 @@ def make_catalog(
 def make_agents(settings: AgenticSettings, catalog: Catalog, persistence: Persistence) -> AgentServices:
     """What the routes of agents need: who may change agents, and those that were created over REST."""
     ai = settings.ai
-    roles = frozenset(ai.agent_editor_roles) if settings.security.user.enabled else None
+    policy = AgentPolicy(persistence.grants, PolicyRoles(operator_roles(settings), editor_roles(settings)))
     if ai.use_static_config_only:
-        return AgentServices(catalog, None, roles)
+        return AgentServices(catalog, None, policy)
     servers = frozenset(server.id for server in settings.mcp.servers)
     made = CreatedAgents(catalog, persistence.agents, most=ai.max_made_agents, mcp_servers=servers)
-    return AgentServices(catalog, made, roles)
+    return AgentServices(catalog, made, policy)
 
 
 def make_retention(
@@ -350,10 +351,16 @@ def operator_roles(settings: AgenticSettings) -> frozenset[str] | None:
     return frozenset(security.operator_roles) if security.user.enabled else None
 
 
+def editor_roles(settings: AgenticSettings) -> frozenset[str] | None:
+    """The roles of those who edit all agents that are made over REST; None without authentication, likewise."""
+    return frozenset(settings.ai.agent_editor_roles) if settings.security.user.enabled else None
+
+
 def make_keys(settings: AgenticSettings, store: KeyStore | None, keys: ApiKeys | None) -> KeyServices:
     """What the routes of API keys need."""
-    editors = frozenset(settings.ai.agent_editor_roles) if settings.security.user.enabled else None
-    return KeyServices(store, keys, operator_roles(settings), editors, settings.security.api_keys.provider_users)
+    return KeyServices(
+        store, keys, operator_roles(settings), editor_roles(settings), settings.security.api_keys.provider_users
+    )
 
 
 def socket_rules(settings: AgenticSettings) -> SocketRules:

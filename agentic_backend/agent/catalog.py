@@ -284,10 +284,6 @@ class Catalog:
         """Ids of the configured models."""
         return self._kit.models
 
-    def default_id(self) -> str | None:
-        """The agent of a session that names none: the first that is enabled."""
-        return next((entry.settings.id for entry in self._entries() if entry.usable), None)
-
     def ids(self) -> Sequence[str]:
         """The agents that a client may ask for, in their order: `list` makes all that clients are told of each."""
         return [entry.settings.id for entry in self._entries() if entry.usable]

@@ -44,7 +44,7 @@ class AgentStore(Protocol):
         """All of them, by name."""
 
     async def create(self, agent: KeptAgent, event: AuditEvent) -> bool:
-        """Store a new agent, and the event with it. False if its name is taken."""
+        """Store a new agent, which its maker may share, and the event with it. False if its name is taken."""
 
     async def update(self, agent: KeptAgent, event: AuditEvent) -> bool:
         """Replace an agent, and store the event. False if it no longer exists or another agent has its name."""

@@ -323,7 +323,7 @@ class SocketHub:
             # Without authentication any token is accepted, but one is required (docs/contract.md#handshake-and-tokens).
             return None
         try:
-            identity, credentials = await know_caller(self._verifier, token, headers)
+            identity, credentials = await know_caller(self._verifier, token, headers, request_id(scope))
         except (AuthError, ScopeMissing):
             return None
         return (identity, credentials) if credentials is not None and identity.may(KeyScope.ASK) else None

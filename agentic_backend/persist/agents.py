@@ -20,6 +20,9 @@ CREATE: Final = text(f"""
 WITH made AS (
     INSERT INTO agent (id, name, payload_json) VALUES (:id, :name, CAST(:payload AS jsonb))
     ON CONFLICT DO NOTHING RETURNING id
+), owned AS (
+    INSERT INTO agent_grant (agent_id, relation, kind, subject) SELECT id, 'share', 'user', :owner FROM made
+    ON CONFLICT DO NOTHING
 ), noted AS ({adding("EXISTS (SELECT FROM made)")})
 SELECT id FROM made UNION ALL SELECT id FROM agent WHERE id = :id
 """)  # noqa: S608 - constants
@@ -27,7 +30,12 @@ UPDATE: Final = with_events("""
 UPDATE agent SET name = :name, payload_json = CAST(:payload AS jsonb), updated_at = now()
 WHERE id = :id AND NOT EXISTS (SELECT FROM agent other WHERE other.name = :name AND other.id <> :id) RETURNING id
 """)
-DELETE: Final = with_events("DELETE FROM agent WHERE id = :id RETURNING id")
+DELETE: Final = text(f"""
+WITH gone AS (DELETE FROM agent WHERE id = :id RETURNING id),
+ungranted AS (DELETE FROM agent_grant WHERE agent_id IN (SELECT id FROM gone)),
+noted AS ({adding("EXISTS (SELECT FROM gone)")})
+SELECT id FROM gone
+""")  # noqa: S608 - constants
 
 
 class PostgresAgents:
@@ -48,7 +56,7 @@ class PostgresAgents:
 
     async def create(self, agent: KeptAgent, event: AuditEvent) -> bool:
         """See `AgentStore`."""
-        return await self._write("create_agent", CREATE, agent, event)
+        return await self._write("create_agent", CREATE, agent, event, owner=event.actor)
 
     async def update(self, agent: KeptAgent, event: AuditEvent) -> bool:
         """See `AgentStore`."""
@@ -59,7 +67,7 @@ class PostgresAgents:
         parameters = {"id": agent_id, "audit": events_parameter(event)}
         return bool(await self._queries.fetch("delete_agent", DELETE, parameters))
 
-    async def _write(self, op: str, statement: TextClause, agent: KeptAgent, event: AuditEvent) -> bool:
+    async def _write(self, op: str, statement: TextClause, agent: KeptAgent, event: AuditEvent, **more: object) -> bool:
         payload = dumps(dict(agent.payload)).decode()
-        parameters = {"id": agent.id, "name": agent.name, "payload": payload, "audit": events_parameter(event)}
+        parameters = {"id": agent.id, "name": agent.name, "payload": payload, "audit": events_parameter(event), **more}
         return bool(await self._queries.fetch(op, statement, parameters))

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 
 from agentic_backend.agent import Catalog
 from agentic_backend.agent.created import CreatedAgents
+from agentic_backend.agent.policy import AgentPolicy
 from agentic_backend.chat.frames import storable, storable_json
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
 from agentic_backend.settings import (
@@ -115,33 +116,38 @@ class UpdateAgent(_Body):
 
 @dataclass(frozen=True, slots=True)
 class AgentServices:
-    """What the routes need. `made` is None if agents come only from the configuration; `editor_roles` are the roles
-    that may change them, None if everybody may."""
+    """What the routes need. `made` is None if agents come only from the configuration; `policy` says who may."""
 
     catalog: Catalog
     created: CreatedAgents | None
-    editor_roles: frozenset[str] | None
+    policy: AgentPolicy
 
     def may_edit(self, identity: Identity) -> bool:
         """Whether this caller may create, change and delete agents."""
-        if self.created is None:
-            return False
-        return self.editor_roles is None or not self.editor_roles.isdisjoint(identity.roles)
+        return self.created is not None and self.policy.may_create(identity)
 
     def editable(self, identity: Identity) -> CreatedAgents:
-        """The agents that this caller may change. Raises `Forbidden`, or HTTPException 403 if nobody may."""
+        """The created agents, for a caller who may change any. Raises `Forbidden`, or HTTPException 403 if nobody
+        may."""
         if self.created is None:
             raise HTTPException(403, _STATIC)
-        if not self.may_edit(identity):
+        if not self.policy.may_edit_any(identity):
             raise Forbidden
         return self.created
 
-    def expect_made(self, agent_id: str) -> None:
-        """Raise HTTPException 403 for a configured agent, `AgentNotFound` for an unknown one."""
+    def expect_known(self, identity: Identity, agent_id: str) -> None:
+        """Raise `AgentNotFound` for an unknown agent, and for one that the caller may not use."""
+        if agent_id not in self.catalog.names() or not identity.uses(agent_id):
+            raise AgentNotFound
+
+    def expect_editable(self, identity: Identity, agent_id: str) -> None:
+        """Raise `AgentNotFound` for an agent that is unknown to the caller, HTTPException 403 for a configured one, and
+        `Forbidden` for one that they may not edit."""
+        self.expect_known(identity, agent_id)
         if self.catalog.is_configured(agent_id):
             raise HTTPException(403, _CONFIGURED)
-        if self.catalog.created_agent(agent_id) is None:
-            raise AgentNotFound
+        if not self.policy.may_edit(identity, agent_id):
+            raise Forbidden
 
 
 def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller: Any) -> None:
@@ -160,19 +166,24 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
 
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor, identity: caller) -> Response:
-        """Make an agent of a known kind: for editors, where the configuration allows it."""
-        return await _answer(services().catalog, made.create(body.name, body.type, body.class_path, identity))
+        """Make an agent of a known kind, which its maker may share: for editors, where the configuration allows it."""
+        state = services()
+        if not state.may_edit(identity):
+            raise Forbidden
+        answer = await _answer(state.catalog, made.create(body.name, body.type, body.class_path, identity))
+        await state.policy.look()  # who made it may share it
+        return answer
 
     @router.put("/agents/update")
     async def update_agent(body: UpdateAgent, made: editor, identity: caller) -> Response:
         """Change an agent that was made over REST; the body is the whole of it."""
-        services().expect_made(body.id)
+        services().expect_editable(identity, body.id)
         return await _answer(services().catalog, made.update(body.settings(), identity))
 
     @router.delete("/agents/{agent_id}", status_code=204)
     async def delete_agent(agent_id: str, made: editor, identity: caller) -> None:
         """Delete an agent that was made over REST. A turn that runs ends as it would have."""
-        services().expect_made(agent_id)
+        services().expect_editable(identity, agent_id)
         await made.delete(agent_id, identity)
 
 

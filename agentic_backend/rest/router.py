@@ -17,6 +17,7 @@ from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
+from agentic_backend.rest.agent_access import add_agent_access
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
@@ -89,6 +90,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_sockets(chat, services)
     _add_stream(chat, services, caller)
     add_agents(agents, lambda: services().agents, caller)
+    add_agent_access(agents, lambda: services().agents, caller)
     _add_sessions(chat, services, caller)
     _add_history(chat, services, caller)
     add_preferences(chat, services, caller)
@@ -227,10 +229,8 @@ async def _one(pieces: AsyncIterator[bytes]) -> Parts:
 
 def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
     """The agent of a new session: the first enabled one that the caller may ask, without another. Raises
-    `AgentNotFound` for one that their key may not use."""
-    if wanted is None and identity.grant is not None and identity.grant.agents is not None:
-        wanted = next(filter(identity.may_ask, catalog.ids()), "")
-    chosen = wanted or catalog.default_id() or ""
+    `AgentNotFound` for one that they or their key may not use."""
+    chosen = wanted or next(filter(identity.may_ask, catalog.ids()), "")
     if not identity.may_ask(chosen):
         raise AgentNotFound
     return chosen

@@ -620,11 +620,12 @@ def _conflict_with(known: Ask, ask: Ask) -> ServiceError:
 
 
 def _expect_allowed(ask: Ask) -> None:
-    """Raise ScopeMissing or AgentNotFound for an ask beyond its key. Here, since every door hands its asks in here."""
+    """Raise ScopeMissing or AgentNotFound for an ask beyond its key or its user's rights. Here, since every door hands
+    its asks in here."""
     grant = None if ask.credentials is None else ask.credentials.grant
     if grant is not None and not grant.may(KeyScope.ASK):
         raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
-    if grant is not None and not grant.may_ask(ask.agent_id):
+    if ask.credentials is not None and not ask.credentials.may_ask(ask.agent_id):
         raise AgentNotFound
 
 

@@ -24,6 +24,8 @@ class AuditAction(StrEnum):
     AGENT_CREATED = "agent_created"
     AGENT_CHANGED = "agent_changed"
     AGENT_DELETED = "agent_deleted"
+    AGENT_SHARED = "agent_shared"
+    AGENT_UNSHARED = "agent_unshared"
     PERSON_ANSWERED = "person_answered"
     SESSION_DELETED = "session_deleted"
     ATTACHMENT_DELETED = "attachment_deleted"
@@ -65,7 +67,8 @@ def this_instance() -> str:
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One act. `subject` is with whom something is shared: `user:…`, `group:…` or `everyone`. `at`: seconds since the
+    """One act. `subject` is with whom something is shared: `user:…`, `group:…`, `role:…` or
+    `everyone`, of an agent behind the relation: `use user:…`. `at`: seconds since the
     epoch, by the clock of the host. `id` makes it one event, however often it is written."""
 
     action: AuditAction

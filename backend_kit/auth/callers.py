@@ -5,7 +5,7 @@ from collections.abc import Callable
 from backend_kit.auth.acting import naming_headers
 from backend_kit.auth.api_keys import ApiKeys, looks_like_key
 from backend_kit.auth.grant import KeyScope, ScopeMissing
-from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity
+from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity, any_agent
 from backend_kit.auth.verify import NoAuth, Verifier
 
 
@@ -23,19 +23,26 @@ class Callers:
         self.keys = keys
         self.on_known: Callable[[Identity], None] = lambda _caller: None
         """Is told of every caller who was let in."""
+        self.agents_of: Callable[[Identity], Callable[[str], bool]] = lambda _caller: any_agent
+        """Says which agents a caller may use: their `uses`."""
 
     async def verify(self, token: str | None) -> Identity:
         """The caller behind `token`, who names nobody. Raises as `know`."""
         return (await self.know(token, ()))[0]
 
-    async def know(self, token: str | None, headers: Headers) -> tuple[Identity, Credentials | None]:
+    async def know(
+        self, token: str | None, headers: Headers, request_id: str = ""
+    ) -> tuple[Identity, Credentials | None]:
         """The caller, and what passes them on to another service: None without a token.
 
-        `headers` are the request's. Raises `AuthError`; `ScopeMissing` for a user who must not be named; where keys
-        cannot be looked up what their absence raises.
+        `headers` are the request's, `request_id` is its id. Raises `AuthError`; `ScopeMissing` for a user who must not
+        be named; where keys cannot be looked up what their absence raises.
         """
         identity, credentials = await self._know(token, headers)
+        identity = identity.come(self.agents_of(identity), request_id)
         self.on_known(identity)
+        if credentials is not None:
+            credentials.may_ask = identity.may_ask
         return identity, credentials
 
     async def _know(self, token: str | None, headers: Headers) -> tuple[Identity, Credentials | None]:
@@ -59,8 +66,10 @@ def takes_any_token(verifier: Verifier) -> bool:
     return isinstance(verifier.tokens if isinstance(verifier, Callers) else verifier, NoAuth)
 
 
-async def know_caller(verifier: Verifier, token: str | None, headers: Headers) -> tuple[Identity, Credentials | None]:
+async def know_caller(
+    verifier: Verifier, token: str | None, headers: Headers, request_id: str = ""
+) -> tuple[Identity, Credentials | None]:
     """As `Callers.know`, for any verifier."""
     if isinstance(verifier, Callers):
-        return await verifier.know(token, headers)
+        return await verifier.know(token, headers, request_id)
     return await verifier.verify(token), Credentials(token) if token else None

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
@@ -266,7 +266,9 @@ class Admitted:
         """Leave the caller in the scope, for `bearer`. Returns their id."""
         try:
             headers = scope["headers"]
-            caller, credentials = await know_caller(self._admission.verifier, token_of(headers), headers)
+            caller, credentials = await know_caller(
+                self._admission.verifier, token_of(headers), headers, request_id(scope)
+            )
             if caller.grant is not None and self._scopes is not None:
                 caller.grant.spend()
                 self._scopes.check(caller.grant, scope["method"], self._template)
@@ -274,7 +276,7 @@ class Admitted:
             await self._admission.pace_stranger(_address(scope))
             raise  # also where too many came: they have waited for it
         state = scope["state"]
-        state["caller"], state["credentials"] = replace(caller, request_id=request_id(scope)), credentials
+        state["caller"], state["credentials"] = caller, credentials
         return caller.uid
 
     async def _until_it_begins(self, gate: FairGate, key: str, scope: Scope, receive: Receive, send: Send) -> None:

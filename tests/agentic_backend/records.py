@@ -21,6 +21,7 @@ USER = "ada"
 EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
+DROP TABLE agent_grant;
 DROP TABLE audit_event;
 DROP FUNCTION keep_audit_event(), keep_audit_events(), prune_audit(integer, integer);
 DROP TABLE instance;

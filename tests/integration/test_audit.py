@@ -39,6 +39,7 @@ AUDITED: dict[str, AuditAction] = {
     "POST /agents/create": AuditAction.AGENT_CREATED,
     "PUT /agents/update": AuditAction.AGENT_CHANGED,
     "DELETE /agents/{agent_id}": AuditAction.AGENT_DELETED,
+    "PUT /agents/{agent_id}/access": AuditAction.AGENT_SHARED,
     "DELETE /chatbot/session/{session_id}": AuditAction.SESSION_DELETED,
     "DELETE //v1/responses/{response_id}": AuditAction.SESSION_DELETED,
     "DELETE /chatbot/upload/{attachment_id}": AuditAction.ATTACHMENT_DELETED,
@@ -76,7 +77,12 @@ def test_every_route_that_changes_something_has_its_event_or_a_reason() -> None:
 
 
 def test_every_action_is_of_some_route() -> None:
-    beside = {AuditAction.SIGNED_IN, AuditAction.READ_BY_SHARE, AuditAction.LIBRARY_UNSHARED}
+    beside = {
+        AuditAction.SIGNED_IN,
+        AuditAction.READ_BY_SHARE,
+        AuditAction.LIBRARY_UNSHARED,
+        AuditAction.AGENT_UNSHARED,
+    }
     assert {*AUDITED.values(), *KNOWLEDGE_AUDITED.values(), *beside} == set(AuditAction)
 
 

@@ -74,6 +74,8 @@ OPERATIONS: dict[str, Kind | Named] = {
     "POST /agents/create": Kind.SHARED,
     "PUT /agents/update": Kind.SHARED,
     "DELETE /agents/{agent_id}": Kind.SHARED,
+    "GET /agents/{agent_id}/access": Kind.SHARED,
+    "PUT /agents/{agent_id}/access": Kind.SHARED,
     "GET /kpi/verdict": Kind.OPERATOR,
     "GET /kpi/live": Kind.OPERATOR,
     "GET /kpi/stalls": Kind.OPERATOR,

@@ -13,6 +13,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE
 
 ESSENTIAL = [
+    "agent-grants",
     "api-keys",
     "audit-log",
     "kpi-loop-monitor",

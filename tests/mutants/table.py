@@ -168,9 +168,23 @@ MUTANTS = (
     Mutant(
         "a key asks every agent",
         "agentic_backend/session/registry.py",
-        "if grant is not None and not grant.may_ask(ask.agent_id):",
-        "if grant is not None and not ask.agent_id:",
+        "if ask.credentials is not None and not ask.credentials.may_ask(ask.agent_id):",
+        "if ask.credentials is not None and not ask.agent_id:",
         f"{SERVICE}/test_api_keys.py::test_a_key_asks_its_own_agents_alone",
+    ),
+    Mutant(
+        "whoever uses an agent says who may",
+        "agentic_backend/rest/agent_access.py",
+        "if not state.policy.may_share(identity, agent_id):",
+        "if not state.policy.may_use(identity, agent_id):",
+        f"{SERVICE}/test_agent_access.py::test_who_may_share_says_who_and_others_do_not_learn_that_it_is_there",
+    ),
+    Mutant(
+        "nobody is said to have deleted a session",
+        "agentic_backend/spool/batcher.py",
+        "(event := event_of(bodies[op])) is not None",
+        "(event := event_of(bodies[op])) is None",
+        f"{SPOOL}/test_replay.py::test_a_deleted_session_does_not_come_back",
     ),
     Mutant(
         "a key makes one that may do more",

@@ -51,7 +51,7 @@ async def test_an_unknown_and_a_disabled_agent_are_not_found(pool: ModelPool) ->
         assert raised.value.code == Code.AGENT_NOT_FOUND
         assert name not in catalog
     assert "On" in catalog
-    assert catalog.default_id() == "On"
+    assert catalog.ids() == ["On"]
 
 
 async def test_the_list_is_agent_settings_of_the_wire(pool: ModelPool) -> None:
@@ -100,8 +100,8 @@ async def test_a_module_that_declares_nonsense_is_refused(pool: ModelPool) -> No
         catalog_of(pool, settings)
 
 
-async def test_an_empty_catalog_has_no_default(pool: ModelPool) -> None:
-    assert catalog_of(pool).default_id() is None
+async def test_an_empty_catalog_has_no_agent(pool: ModelPool) -> None:
+    assert catalog_of(pool).ids() == []
     assert catalog_of(pool).list() == []
 
 

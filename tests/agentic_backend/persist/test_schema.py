@@ -21,6 +21,7 @@ from tests.support.postgres import Database
 ROOT = Path(__file__).parents[3]
 TABLES = {
     "agent",
+    "agent_grant",
     "api_key",
     "audit_event",
     "alembic_version",
@@ -99,7 +100,7 @@ async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Da
         )
         out, _ = await process.communicate()
         said.append(out.strip())
-    assert said == [b"0011 True", b"0011 False"]
+    assert said == [b"0012 True", b"0012 False"]
 
 
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
@@ -130,7 +131,7 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0011", b"0011"]
+    assert [out.strip() for out, _ in results] == [b"0012", b"0012"]
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
 
 
@@ -196,7 +197,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
     await asyncio.to_thread(migrate, postgres)
     rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0011.*newer version"):
+    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0012.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()
