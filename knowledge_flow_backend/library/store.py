@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, text
 
 from backend_kit.auth import AuditAction, AuditEvent
 from backend_kit.db.audit import add_events, events_parameter, with_events
