@@ -317,11 +317,19 @@ def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier
         return NoAuth()
     if security.hs256_secret is not None:
         secret = security.hs256_secret.get_secret_value()
-        return HmacVerifier(secret, client_id=user.client_id or "", issuer=user.realm_url, audience=user.client_id)
+        return HmacVerifier(
+            secret,
+            client_id=user.client_id or "",
+            issuer=user.realm_url,
+            audience=user.client_id,
+            mark=user.access_token_mark,
+        )
     if user.realm_url is None or user.client_id is None:
         raise RuntimeError("security.user.enabled without a key")
+    if user.access_token_mark == "none":
+        logger.warning("security.user.access_token_mark is none: an ID token may pass for an access token")
     keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url, waits=waits)
-    return IssuerVerifier(keys, client_id=user.client_id)
+    return IssuerVerifier(keys, client_id=user.client_id, mark=user.access_token_mark)
 
 
 def request_limits(chosen: Requests) -> RequestLimits:

@@ -7,11 +7,12 @@ from backend_kit.auth.callers import Callers, know_caller, takes_any_token
 from backend_kit.auth.grant import ANY, PUBLIC, Grant, KeyScope, Needs, NotOperator, RouteScopes, ScopeMissing
 from backend_kit.auth.identity import AuthError, Credentials, Headers, Identity, bearer_of, header, token_of
 from backend_kit.auth.keys import IssuerKeys, KeyWaits
-from backend_kit.auth.verify import HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
+from backend_kit.auth.verify import AccessTokenMark, HmacVerifier, IssuerVerifier, NoAuth, TokenVerifier, Verifier
 
 __all__ = [
     "ANY",
     "PUBLIC",
+    "AccessTokenMark",
     "ActingHeaders",
     "ActingUser",
     "Actor",

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import jwt
 
@@ -20,6 +20,16 @@ REMEMBERED_TOKENS = 4096
 
 _CACHE_TTL_S = 60.0
 _MAX_UID_CHARS = 255
+
+AccessTokenMark = Literal["at+jwt", "Bearer", "scp", "jti", "none"]
+"""By what an issuer's access tokens differ from its ID tokens and other ones that it signs with the same key.
+
+`at+jwt`: the header's `typ` (RFC 9068). `Bearer`: the payload's `typ`. `scp`, `jti`: that claim, which its ID tokens do
+not have. `none`: nothing is demanded, and what is known of ID tokens is refused.
+"""
+
+_RFC_9068: Final = ("at+jwt", "application/at+jwt")
+_OF_ID_TOKENS: Final = ("nonce", "at_hash", "c_hash")
 
 # What the JSON and number code under PyJWT raises for a hostile token, in addition to PyJWT's own errors.
 _BROKEN_TOKEN: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
@@ -58,16 +68,23 @@ class TokenVerifier:
     algorithm: str
 
     def __init__(
-        self, *, client_id: str = "", issuer: str | None = None, audience: str | None = None, clock: Clock = time.time
+        self,
+        *,
+        client_id: str = "",
+        issuer: str | None = None,
+        audience: str | None = None,
+        mark: AccessTokenMark = "none",
+        clock: Clock = time.time,
     ) -> None:
         """`client_id`: whose roles are read, and the only client whose tokens count where they name one (`azp`).
 
-        `clock` is the wall clock by which what is remembered ends.
+        `mark` is what an access token must show; `clock` the wall clock by which what is remembered ends.
         """
         self._clock = clock
         self._client_id = client_id
         self._issuer = issuer
         self._audience = audience
+        self._mark = mark
         required = ["exp", "iat", "sub"]
         required += ["iss"] if issuer is not None else []
         required += ["aud"] if audience is not None else []
@@ -90,7 +107,9 @@ class TokenVerifier:
             self.hits += 1
             return cached
         self.misses += 1
-        claims = self._decode(token, await self._key_of(token))
+        decoded = self._decode(token, await self._key_of(token))
+        claims = decoded["payload"]
+        check_kind(decoded["header"], claims, self._mark)
         check_claims(claims, self._client_id)
         identity = identity_from(claims, self._client_id)
         self._remember(digest, identity)
@@ -102,7 +121,7 @@ class TokenVerifier:
 
     def _decode(self, token: str, key: Any) -> dict[str, Any]:
         try:
-            return jwt.decode(
+            return jwt.decode_complete(
                 token,
                 key,
                 algorithms=[self.algorithm],
@@ -151,9 +170,10 @@ class HmacVerifier(TokenVerifier):
         client_id: str = "",
         issuer: str | None = None,
         audience: str | None = None,
+        mark: AccessTokenMark = "none",
         clock: Clock = time.time,
     ) -> None:
-        super().__init__(client_id=client_id, issuer=issuer, audience=audience, clock=clock)
+        super().__init__(client_id=client_id, issuer=issuer, audience=audience, mark=mark, clock=clock)
         if len(secret.encode()) < MIN_SECRET_BYTES:
             raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes (RFC 7518, 3.2)")
         self._secret = secret
@@ -168,8 +188,8 @@ class IssuerVerifier(TokenVerifier):
     `keys.refresh_keys` must run in the background. A key that the token itself carries or refers to is ignored.
     """
 
-    def __init__(self, keys: IssuerKeys, *, client_id: str) -> None:
-        super().__init__(client_id=client_id, issuer=keys.issuer, audience=client_id)
+    def __init__(self, keys: IssuerKeys, *, client_id: str, mark: AccessTokenMark = "none") -> None:
+        super().__init__(client_id=client_id, issuer=keys.issuer, audience=client_id, mark=mark)
         self.keys = keys
         self.algorithm = keys.algorithm
 
@@ -188,19 +208,39 @@ class IssuerVerifier(TokenVerifier):
         return key
 
 
+def check_kind(header: Mapping[str, Any], claims: Mapping[str, Any], mark: AccessTokenMark) -> None:
+    """Check that this is an access token: an issuer signs ID, refresh and logout tokens with the same key, for the same
+    client.
+
+    Refused whatever `mark` says: another kind by the header's `typ` (`…+jwt`) or the payload's, and `events`, the mark
+    of a logout token, which needs no other claim that access tokens lack. Raises `AuthError`.
+    """
+    kind, of_payload = str(header.get("typ", "")).lower(), claims.get("typ", "Bearer")
+    positive = {
+        "at+jwt": kind in _RFC_9068,
+        "Bearer": claims.get("typ") == "Bearer",
+        "scp": bool(claims.get("scp")),
+        "jti": bool(claims.get("jti")),
+    }
+    other = (kind.endswith("+jwt") and kind not in _RFC_9068) or of_payload != "Bearer" or "events" in claims
+    if other or not positive.get(mark, True):
+        raise AuthError("Invalid token")
+    # Keycloak before 24 repeats the `nonce` in access tokens, which say `Bearer`; no ID token does.
+    known = mark != "none" or positive["at+jwt"] or positive["Bearer"]
+    if not known and any(claim in claims for claim in _OF_ID_TOKENS):
+        raise AuthError("Invalid token")
+
+
 def check_claims(claims: Mapping[str, Any], client_id: str = "") -> None:
-    """Check what signature, dates, issuer and audience do not cover: lifetime, kind and client of the token.
+    """Check what signature, dates, issuer, audience and kind do not cover: lifetime and client of the token.
 
     Raises `AuthError`.
     """
-    exp, iat, kind = claims.get("exp"), claims.get("iat"), claims.get("typ", "Bearer")
+    exp, iat = claims.get("exp"), claims.get("iat")
     if isinstance(exp, bool) or not isinstance(exp, int | float) or not isinstance(iat, int | float):
         raise AuthError("Invalid token")
     # Not `> MAX`: a NaN must not pass.
     if not 0 <= exp - iat <= MAX_LIFETIME_S:
-        raise AuthError("Invalid token")
-    # Keycloak signs ID and refresh tokens with the same keys; only `Bearer` opens an API.
-    if kind != "Bearer":
         raise AuthError("Invalid token")
     # A token issued to another client may name us as an audience, and must still be refused.
     if client_id and claims.get("azp", client_id) != client_id:

@@ -70,6 +70,11 @@ class UserSecurity(Section):
     """URL of the issuer's keys, such as an address inside the cluster; none = as its discovery document says."""
     algorithm: Literal["RS256", "ES256"] = "RS256"
     """Signature algorithm of the issuer. Tokens signed with another one are refused."""
+    access_token_mark: Literal["at+jwt", "Bearer", "scp", "jti", "none"] = "none"
+    """By what the issuer's access tokens differ from its other ones, which are refused: `at+jwt` in the header (RFC
+    9068), `Bearer` as `typ` in the payload (Keycloak), the claim `scp` or `jti`. By issuer:
+    docs/operations.md#access-tokens-by-issuer. With `none` only what is known of ID tokens and logout tokens is
+    refused, and an ID token without such a claim passes."""
 
 
 class Postgres(Section):

@@ -21,6 +21,7 @@ security:
     enabled: true
     client_id: turnwise
     realm_url: {realm_url}
+    access_token_mark: Bearer
 
 A token for a command line: curl -s {realm_url}/protocol/openid-connect/token \\
   -d grant_type=password -d client_id=turnwise -d username=ada -d password=ada

@@ -148,7 +148,13 @@ def test_the_verifier_is_what_the_settings_say(caplog: pytest.LogCaptureFixture)
     secret = settings(hs256_secret="a secret of at least thirty-two bytes")
     assert isinstance(make_verifier(secret.security), HmacVerifier)
     issuer = settings(user={"realm_url": REALM, "client_id": "app"})
+    caplog.clear()
     assert isinstance(make_verifier(issuer.security), IssuerVerifier)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "no mark is demanded"
+    caplog.clear()
+    marked = settings(user={"realm_url": REALM, "client_id": "app", "access_token_mark": "Bearer"})
+    assert isinstance(make_verifier(marked.security), IssuerVerifier)
+    assert caplog.records == []
 
 
 def test_what_observes_the_process_has_the_switches_of_the_configuration() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import jwt
 import pytest
 
 from agentic_backend.app import Parts
@@ -59,6 +60,22 @@ async def test_no_other_token_of_the_realm_opens_the_door(keycloak, start_servic
             async with service.native(token) as socket:
                 assert await close_code_of(socket) == 4401
         assert (await status_of(service, ada["access_token"]))[0] == 200
+
+
+@pytest.mark.parametrize("mark", ["Bearer", "at+jwt"])
+async def test_its_access_tokens_show_the_mark_and_its_other_tokens_do_not(keycloak, start_service, mark):
+    async with (
+        start_service(security=security_of(keycloak, mark), parts=PATIENT) as service,
+        Administrator(keycloak) as admin,
+    ):
+        unmarked = await tokens_of(keycloak, "ada")
+        await admin.mark_tokens(by_header=True)
+        both = await tokens_of(keycloak, "ada")
+        assert jwt.get_unverified_header(both["access_token"])["typ"] == "at+jwt"
+        assert (await status_of(service, both["access_token"]))[0] == 200
+        assert (await status_of(service, unmarked["access_token"]))[0] == (200 if mark == "Bearer" else 401)
+        for token in (both["id_token"], both["refresh_token"], unmarked["id_token"], unmarked["refresh_token"]):
+            assert (await status_of(service, token))[0] == 401
 
 
 async def test_a_socket_ends_with_its_token_unless_a_newer_one_comes(keycloak, start_service):

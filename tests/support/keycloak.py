@@ -33,9 +33,10 @@ def keycloak() -> Iterator[Keycloak]:
         shutil.rmtree(directory)
 
 
-def security_of(keycloak: Keycloak) -> dict[str, Any]:
+def security_of(keycloak: Keycloak, mark: str = "Bearer") -> dict[str, Any]:
     """The section `security` of a service whose users are the realm's."""
-    return {"user": {"enabled": True, "client_id": CLIENT, "realm_url": keycloak.realm_url}}
+    user = {"enabled": True, "client_id": CLIENT, "realm_url": keycloak.realm_url, "access_token_mark": mark}
+    return {"user": user}
 
 
 def claims_of(token: str) -> dict[str, Any]:
@@ -75,12 +76,19 @@ class Administrator:
     async def __aexit__(self, *_: object) -> None:
         try:
             await self.let_tokens_last(LIFESPAN_S)
+            await self.mark_tokens(by_header=False)
         finally:
             await self._http.close()
 
     async def let_tokens_last(self, seconds: int) -> None:
         """The lifespan of access tokens from now on."""
         await self._put("", accessTokenLifespan=seconds)
+
+    async def mark_tokens(self, by_header: bool) -> None:
+        """Whether access tokens of the client say `at+jwt` in their header from now on."""
+        (client,) = await self._get("/clients?clientId=" + CLIENT)
+        attributes = client["attributes"] | {"access.token.header.type.rfc9068": str(by_header).lower()}
+        await self._put(f"/clients/{client['id']}", **client | {"attributes": attributes})
 
     async def let_page_in(self, origin: str) -> None:
         """The page at this origin may sign people in."""

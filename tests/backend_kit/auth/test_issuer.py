@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from backend_kit.auth import AuthError, Identity, IssuerKeys, IssuerVerifier, KeyWaits
+from backend_kit.auth import AccessTokenMark, AuthError, Identity, IssuerKeys, IssuerVerifier, KeyWaits
 from tests.support.issuer import CLIENT, JWKS, Issuer, issuer, public_jwk, rsa_key
 from tests.support.patience import PATIENCE_S
 
@@ -53,7 +53,15 @@ async def test_a_good_token_gives_the_identity_of_its_claims(made: Issuer, verif
 
 @pytest.mark.parametrize(
     "changes",
-    [{"azp": None}, {"aud": ["account", CLIENT]}, {"typ": None}, {"groups": None}, {"resource_access": None}],
+    [
+        {"azp": None},
+        {"aud": ["account", CLIENT]},
+        {"typ": None},
+        {"groups": None},
+        {"resource_access": None},
+        {"nonce": "as Keycloak before 24 repeats it in tokens that say Bearer"},
+        {"typ": None, "nonce": "n", "headers": {"typ": "at+jwt"}},
+    ],
     ids=str,
 )
 async def test_what_a_token_may_leave_out(made: Issuer, verifier: IssuerVerifier, changes: dict[str, Any]) -> None:
@@ -87,6 +95,8 @@ def changed(signed: str) -> str:
     return f"{head}.{base64.urlsafe_b64encode(json.dumps(other).encode()).rstrip(b'=').decode()}.{signature}"
 
 
+LOGOUT = {"http://schemas.openid.net/event/backchannel-logout": {}}
+
 HOSTILE: dict[str, Callable[[Issuer], str]] = {
     "none": lambda made: parts({"alg": "none", "kid": "k1"}, made.claims(), b""),
     "the public key as a shared secret": signed_with_the_public_key,
@@ -118,6 +128,12 @@ HOSTILE: dict[str, Callable[[Issuer], str]] = {
     "iat in the future": lambda made: made.token(iat=now() + 3600, exp=now() + 7200),
     "an ID token": lambda made: made.token(typ="ID"),
     "a refresh token": lambda made: made.token(typ="Refresh"),
+    "an ID token with a nonce": lambda made: made.token(typ=None, nonce="n"),
+    "an ID token with at_hash": lambda made: made.token(typ=None, at_hash="h"),
+    "a logout token": lambda made: made.token(typ=None, events=LOGOUT, jti="j"),
+    "a logout token that says Bearer": lambda made: made.token(events=LOGOUT),
+    "a logout token by its header": lambda made: made.token(headers={"typ": "logout+jwt"}),
+    "another kind by its header": lambda made: made.token(headers={"typ": "application/dpop+jwt"}),
     "100 KB": lambda made: made.token(padding="x" * 100_000),
     "just over 8 KB": lambda made: made.token(padding="x" * 6500),
 }
@@ -151,3 +167,41 @@ async def test_tokens_are_verified_while_the_issuer_is_away(made: Issuer, verifi
     made.status = 500
     assert (await verifier.verify(made.token(sub="u-9"))).uid == "u-9"
     assert made.asked[JWKS] == 1
+
+
+MARKED: dict[AccessTokenMark, list[dict[str, Any]]] = {
+    "at+jwt": [
+        {"typ": None, "headers": {"typ": "at+jwt"}},
+        {"typ": None, "headers": {"typ": "application/AT+JWT"}},
+        {"headers": {"typ": "at+jwt"}, "nonce": "n"},
+    ],
+    "Bearer": [{}, {"nonce": "n", "at_hash": "h"}, {"headers": {"typ": "at+jwt"}}],
+    "scp": [{"typ": None, "scp": "read"}, {"typ": None, "scp": ["read"], "nonce": "n"}],
+    "jti": [{"typ": None, "jti": "j"}],
+}
+UNMARKED: dict[AccessTokenMark, list[dict[str, Any]]] = {
+    "at+jwt": [{}, {"typ": None}, {"headers": {"typ": ""}}],
+    "Bearer": [{"typ": None}, {"typ": "ID"}, {"typ": "bearer"}, {"typ": None, "headers": {"typ": "at+jwt"}}],
+    "scp": [{}, {"scp": ""}, {"scp": []}, {"scope": "read"}],
+    "jti": [{}, {"jti": ""}],
+}
+
+
+@pytest.mark.parametrize(("mark", "changes"), [(mark, one) for mark, all_ in MARKED.items() for one in all_], ids=str)
+async def test_what_shows_the_mark_of_its_issuer_is_an_access_token(
+    made: Issuer, verifier: IssuerVerifier, mark: AccessTokenMark, changes: dict[str, Any]
+) -> None:
+    marked = IssuerVerifier(verifier.keys, client_id=CLIENT, mark=mark)
+    assert (await marked.verify(made.token(**changes))).uid == "u-1"
+    with pytest.raises(AuthError):
+        await marked.verify(made.token(**changes, events=LOGOUT))
+
+
+@pytest.mark.parametrize(("mark", "changes"), [(mark, one) for mark, all_ in UNMARKED.items() for one in all_], ids=str)
+async def test_what_lacks_the_mark_of_its_issuer_is_none(
+    made: Issuer, verifier: IssuerVerifier, mark: AccessTokenMark, changes: dict[str, Any]
+) -> None:
+    marked = IssuerVerifier(verifier.keys, client_id=CLIENT, mark=mark)
+    with pytest.raises(AuthError) as caught:
+        await marked.verify(made.token(**changes))
+    assert (caught.value.detail, len(marked)) == ("Invalid token", 0)
