@@ -232,7 +232,7 @@ class AgenticService(Service[AgenticSettings, State]):
         dependencies = state.persistence.dependencies()
         if state.fleet is not None:
             dependencies["fleet"] = state.fleet.dependency()
-        dependencies["knowledge_flow"] = {"status": "up" if state.knowledge.reachable else "down"}
+        dependencies["knowledge_flow"] = {"status": state.knowledge.told}
         if (issuer := self._identity_provider()) is not None:
             dependencies["identity_provider"] = {"status": issuer}
         if status == "task_down":

@@ -172,10 +172,11 @@ class Service(ABC, Generic[Config, State]):
         """The state of each dependency, for the body of `/ready` with this status."""
 
     def _identity_provider(self) -> str | None:
-        """Whether the issuer of tokens answers, `up` or `down`; None without an issuer."""
+        """Whether the issuer of tokens answers: `unknown` before it was asked, `up` or `down`; None without an issuer."""
         if not isinstance(self._tokens, IssuerVerifier):
             return None
-        return "up" if self._tokens.keys.reachable else "down"
+        reachable = self._tokens.keys.reachable
+        return "unknown" if reachable is None else "up" if reachable else "down"
 
     def _loop_is_late(self, state: State) -> bool:
         now = self._clock()

@@ -100,9 +100,9 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             return "embedder_failed"
         if not database.ready or not engine.ready:
             return "starting"
-        if embedder.state != "ready":
-            return "fetching_model" if embedder.state == "fetching" else "starting"
-        return None
+        if embedder.state == "fetching":
+            return "fetching_model"
+        return "starting" if embedder.state in ("loading", "building") else None
 
     def _dependencies(self, state: State, status: str) -> dict[str, Any]:
         dependencies: dict[str, Any] = {

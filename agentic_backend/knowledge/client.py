@@ -115,9 +115,9 @@ class KnowledgeClient:
         )
 
     @property
-    def reachable(self) -> bool:
-        """Whether the next search is sent at all, for /ready."""
-        return self._search.breaker.closed
+    def told(self) -> str:
+        """What is known of the search, for /ready: `unknown` before one was served, `up`, or `down` while none is sent."""
+        return self._search.breaker.told
 
     async def search(self, query: SearchQuery, caller: Caller) -> list[Hit]:
         """The best hits, best first, at most `query.limit`. Raises `KfUnavailable`; never for a rerank that fails: then

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
 _LOG_INTERVAL_S: Final = 1.0
@@ -163,11 +163,19 @@ class Breaker:
         """When each call failed, and the seconds that it had waited."""
         self._open_until: float | None = None
         self._probing = False
+        self._reached = False
 
     @property
     def closed(self) -> bool:
         """Whether calls pass."""
         return self._open_until is None
+
+    @property
+    def told(self) -> Literal["unknown", "up", "down"]:
+        """What is known of the dependency: `down` while calls are refused, `unknown` before one has succeeded."""
+        if self._open_until is not None:
+            return "down"
+        return "up" if self._reached else "unknown"
 
     def admit(self) -> None:
         """Let a call pass, or raise the refusal. After it, call `succeeded`, `failed` or `undecided`."""
@@ -180,6 +188,7 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Record that the dependency served a call."""
+        self._reached = True
         self._failures.clear()
         self._open_until = None
         self._probing = False

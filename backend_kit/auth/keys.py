@@ -22,7 +22,9 @@ MAX_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeyWaits:
-    """`fetch_s`: seconds that one fetch may take, discovery included. `find_s`: that a token waits for a fetch.
+    """`fetch_s`: seconds that one fetch may take, discovery included. `find_s`: that a token with an unknown key waits
+    for a fetch; a slower answer counts for the next one. `start_s`: the same while the first fetch of the process runs,
+    since until then every key is unknown.
 
     `refresh_s`: how often the keys are fetched again; a key that the issuer withdrew counts for that long.
     `cool_down_s`: how long after a fetch a token with an unknown key does not cause another one.
@@ -30,7 +32,8 @@ class KeyWaits:
     """
 
     fetch_s: float = 2.0
-    find_s: float = 2.5
+    find_s: float = 0.08
+    start_s: float = 2.5
     refresh_s: float = 300.0
     cool_down_s: float = 30.0
     first_retry_s: float = 1.0
@@ -66,15 +69,16 @@ class IssuerKeys:
         self._fetching = False
         self._wanted = asyncio.Event()
         self._fetched = asyncio.Event()
-        self.reachable = True
-        """Whether the last fetch succeeded."""
+        self.reachable: bool | None = None
+        """Whether the last fetch succeeded; None before the first has ended."""
 
     async def find(self, kid: str) -> jwt.PyJWK | None:
-        """The key of that name. An unknown one may cause a fetch, which is waited for (at most 2.5 s)."""
+        """The key of that name. An unknown one may cause a fetch, which is waited for: 80 ms, so that a stranger's
+        token holds nothing for longer however slow the issuer is, or 2.5 s while the first one of the process runs."""
         if kid not in self._keys and (self._fetching or self._clock() - self._began >= self._waits.cool_down_s):
             self._wanted.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._waits.find_s):
+                async with asyncio.timeout(self._waits.start_s if self.reachable is None else self._waits.find_s):
                     await self._fetched.wait()
         return self._keys.get(kid)
 

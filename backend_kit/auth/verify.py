@@ -39,7 +39,7 @@ class Verifier(Protocol):
     """Turns a presented token into an Identity."""
 
     async def verify(self, token: str | None) -> Identity:
-        """The caller behind `token`. Raises `AuthError`. Waits only if keys must be fetched, at most 2.5 s."""
+        """The caller behind `token`. Raises `AuthError`. Waits only if keys must be fetched, see `KeyWaits`."""
         ...
 
 

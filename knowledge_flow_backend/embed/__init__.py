@@ -23,7 +23,10 @@ class Embedder(Protocol):
 
     @property
     def state(self) -> str:
-        """`ready`, or one word for why it is not yet (`loading`) or never will be (`failed`)."""
+        """`ready`, or one word for why it is not yet (`loading`, `fetching`, `building`) or never will be (`failed`).
+
+        Of an endpoint `unknown`, `ready` or `down`, which do not make the service unready: searches by words go on.
+        """
         ...
 
     async def embed_query(self, text: str) -> Vector:

@@ -121,8 +121,9 @@ class OpenAiEmbedder:
 
     @property
     def state(self) -> str:
-        """Always `ready`: whether the endpoint answers is known when it is asked."""
-        return "ready"
+        """`unknown` before the endpoint has answered, `ready`, or `down` while it is not asked for its failures."""
+        told = self._breaker.told
+        return "ready" if told == "up" else told
 
     async def dimension(self) -> int:
         """How many numbers a vector has; the endpoint is asked where it has not answered yet.

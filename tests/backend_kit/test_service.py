@@ -124,6 +124,7 @@ async def test_a_loop_that_was_late_for_ten_seconds_is_not_ready_until_it_is_not
 async def test_an_issuer_is_a_dependency_and_its_keys_are_fetched_by_an_essential_task() -> None:
     service = Sample(settings(user={"enabled": True, "client_id": "app", "realm_url": REALM}))
     assert isinstance(service._tokens, IssuerVerifier)
+    assert service._identity_provider() == "unknown", "it was not asked yet"
     async with started(service):
         assert "issuer-keys" in service.running.tasks.vigil._essential
         async with asyncio.timeout(PATIENCE_S):

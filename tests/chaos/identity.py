@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from statistics import quantiles
 
 import aiohttp
 
@@ -45,7 +46,7 @@ async def troubled_issuer(deployment: Deployment, size: Size) -> list[Row]:
         ) as scene:
             await scene.crowd.answered(_SESSIONS)
             before = await scene.service.metrics()
-            async with _unknown_keys(scene, made):
+            async with _unknown_keys(scene, made) as waited_ms:
                 for fault in (("hold",), ("normal", "delay down 30000 0"), ("normal", "refuse", "reset")):
                     await proxy.tell(*fault)
                     await asyncio.sleep(seconds)
@@ -62,6 +63,13 @@ async def troubled_issuer(deployment: Deployment, size: Size) -> list[Row]:
     count = len(scene.ledger.asks)
     return [
         at_most("E8", f"of {looks:.0f} looks, the loop was later than 50 ms", late, 1.0 * size.slack, "%"),
+        at_most(
+            "E8",
+            f"p95 of {len(waited_ms)} refusals of an unknown key",
+            quantiles(waited_ms, n=20)[-1],
+            100.0 * size.slack,
+            "ms",
+        ),
         none_of("E8", "turns of known keys without an answer", len(waiting), of=count, unit="asks"),
         none_lost("E8", "and of those answered", report.lost, report.wrong, of=report.acked, words=report.words()),
         at_most("E8", f"fetches in {seconds} s of unknown keys, the issuer well", fetched, 2.0, ""),
@@ -70,20 +78,26 @@ async def troubled_issuer(deployment: Deployment, size: Size) -> list[Row]:
 
 
 @asynccontextmanager
-async def _unknown_keys(scene: Stage, made: Issuer) -> AsyncIterator[None]:
-    """Requests with keys that nobody knows, all the while; they wait for nobody."""
+async def _unknown_keys(scene: Stage, made: Issuer) -> AsyncIterator[list[float]]:
+    """Requests with keys that nobody knows, all the while; they wait for nobody. Yields how long each took, in ms."""
     key = rsa_key("unknown")
+    waited_ms: list[float] = []
+
+    async def ask(token: str) -> None:
+        begun = time.perf_counter()
+        await _status(http, scene, token)
+        waited_ms.append((time.perf_counter() - begun) * 1000)
 
     async def flood(group: asyncio.TaskGroup) -> None:
         number = 0
         while True:
             number += 1
-            group.create_task(_status(http, scene, made.token(f"unknown-{number}", key)))
+            group.create_task(ask(made.token(f"unknown-{number}", key)))
             await asyncio.sleep(1 / _UNKNOWN_PER_S)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.TaskGroup() as group:
         flooding = group.create_task(flood(group))
-        yield
+        yield waited_ms
         flooding.cancel()
 
 

@@ -15,7 +15,7 @@ from tests.support.issuer import CLIENT, issuer
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear, hear_until, say
 
-PATIENT = KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S)
+PATIENT = KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S, start_s=PATIENCE_S)
 """An unknown key is asked for at once, and its answer is waited for."""
 
 

@@ -14,7 +14,7 @@ from tests.support.service import BASE, hear, hear_until, say
 # The first of them waits for Keycloak's start, on a new machine also for its download.
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
-PATIENT = Parts(keys=KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S))
+PATIENT = Parts(keys=KeyWaits(cool_down_s=0.0, fetch_s=PATIENCE_S, find_s=PATIENCE_S, start_s=PATIENCE_S))
 
 
 async def status_of(service, token, path="/chatbot/sessions"):

@@ -100,7 +100,19 @@ async def test_without_knowledge_flow_the_answer_says_so_in_both_protocols(
         extras = final["messages"][-1]["metadata"]["extras"]
         assert extras["warnings"] == ["answered_without_documents"]
         assert "error" not in extras
-    assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "up")
+    assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "unknown")
+
+
+async def test_ready_calls_nothing_up_that_was_never_reached(
+    start_service: StartService, knowledge: FakeKnowledge
+) -> None:
+    async def told(service: Any) -> str:
+        return str((await service.get("/ready"))["dependencies"]["knowledge_flow"]["status"])
+
+    async with start_service(**rico_on(knowledge)) as service:
+        before = await told(service)
+        await ask_native(service)
+        assert (before, await told(service)) == ("unknown", "up")
 
 
 async def test_while_the_model_of_knowledge_flow_is_fetched_the_answer_says_so_and_no_circuit_opens(

@@ -55,6 +55,22 @@ def test_stays_closed_where_failures_are_far_apart(clock: Clock) -> None:
     breaker.admit()
 
 
+def test_calls_nothing_up_that_has_served_no_call(clock: Clock) -> None:
+    breaker = Breaker(clock, Refused)
+    told = [breaker.told]
+    breaker.failed()
+    told.append(breaker.told)
+    breaker.undecided()
+    told.append(breaker.told)
+    breaker.succeeded()
+    told.append(breaker.told)
+    for _ in range(5):
+        breaker.failed()
+    told.append(breaker.told)
+    assert told == ["unknown", "unknown", "unknown", "up", "down"]
+    assert opened(clock).told == "down"
+
+
 def test_lets_one_probe_through_and_closes_when_it_succeeds(clock: Clock) -> None:
     breaker = opened(clock)
     clock.now += 5

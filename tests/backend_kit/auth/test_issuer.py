@@ -33,7 +33,7 @@ async def made() -> AsyncIterator[Issuer]:
 
 @pytest.fixture
 async def verifier(made: Issuer) -> AsyncIterator[IssuerVerifier]:
-    keys = IssuerKeys(made.url, waits=KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S))
+    keys = IssuerKeys(made.url, waits=KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S, start_s=PATIENCE_S))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keys.refresh_keys())
         assert await keys.find("k1")

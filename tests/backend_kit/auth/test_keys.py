@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
 
-PATIENT = KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S)
+PATIENT = KeyWaits(fetch_s=PATIENCE_S, find_s=PATIENCE_S, start_s=PATIENCE_S)
 NO_COOL_DOWN = replace(PATIENT, cool_down_s=0.0)
 
 
@@ -150,7 +150,8 @@ async def test_known_keys_go_on_for_an_hour_without_the_issuer() -> None:
 
 
 async def test_an_issuer_that_does_not_answer_is_given_up_and_holds_nobody() -> None:
-    async with issuer() as made, kept(IssuerKeys(made.url, waits=KeyWaits(cool_down_s=0.0, fetch_s=0.5))) as keys:
+    waits = replace(PATIENT, cool_down_s=0.0, fetch_s=0.5)
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=waits)) as keys:
         while not await keys.find("k1"):
             pass  # a busy machine may be too late for it
         made.answers.clear()
@@ -160,6 +161,41 @@ async def test_an_issuer_that_does_not_answer_is_given_up_and_holds_nobody() -> 
         assert await keys.find("k1"), "a known key waits for nothing"
         assert await waiting is None
         assert not keys.reachable
+
+
+async def test_an_unknown_key_is_refused_while_a_fetch_runs_and_what_that_brings_counts() -> None:
+    """docs/trust.md#E8: an issuer that hangs holds no stranger's request; the one who waits beside it is a clock that
+    was started first and is far slower than the wait, on the same loop."""
+    waits = KeyWaits(fetch_s=PATIENCE_S, start_s=PATIENCE_S, cool_down_s=0.0)
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=waits)) as keys:
+        assert await keys.find("k1")
+        made.answers.clear()
+        made.heard.clear()
+        made.keys = [public_jwk("k2", rsa_key("k2"))]
+        slower = asyncio.ensure_future(asyncio.sleep(2.0))
+        first = await keys.find("k2")
+        await made.heard.wait()
+        second = await asyncio.gather(*(keys.find(f"unknown-{number}") for number in range(50)), keys.find("k2"))
+        assert (first, set(second), slower.done()) == (None, {None}, False)
+        assert await keys.find("k1"), "known keys go on"
+        fetched = keys._fetched
+        made.answers.set()
+        await fetched.wait()
+        assert await keys.find("k2"), "the fetch went on without anybody who waits for it"
+        slower.cancel()
+
+
+async def test_while_no_key_was_ever_fetched_a_token_waits_for_them() -> None:
+    async with issuer() as made:
+        made.answers.clear()
+        async with kept(IssuerKeys(made.url, waits=replace(PATIENT, find_s=0.0))) as keys:
+            assert keys.reachable is None
+            waiting = asyncio.ensure_future(keys.find("k1"))
+            await made.heard.wait()
+            assert not waiting.done()
+            made.answers.set()
+            assert await waiting
+            assert keys.reachable
 
 
 async def test_keys_that_could_not_be_fetched_are_tried_again() -> None:
@@ -177,7 +213,7 @@ async def test_keys_that_could_not_be_fetched_are_tried_again() -> None:
 
 
 async def test_without_anybody_who_fetches_no_key_is_known() -> None:
-    assert await IssuerKeys("http://127.0.0.1:9/realms/a", waits=KeyWaits(find_s=0.01)).find("k1") is None
+    assert await IssuerKeys("http://127.0.0.1:9/realms/a", waits=KeyWaits(start_s=0.01)).find("k1") is None
 
 
 @pytest.mark.parametrize("discovery", [{"issuer": "https://evil.example"}, {"jwks_uri": None}, {"jwks_uri": 7}])

@@ -76,6 +76,25 @@ async def test_the_mock_gives_its_vectors_in_order(mock_llm: MockModel) -> None:
         assert np.allclose(await made.embed_query("question"), vector("question"), atol=1e-6)
 
 
+async def test_an_endpoint_is_called_ready_once_it_has_answered() -> None:
+    status = 503
+
+    async def handler(_request: web.Request) -> web.Response:
+        return web.json_response({"data": [entry(0, vector("q").tolist())]}, status=status)
+
+    async with server(handler) as url, embedder(url) as made:
+        told = [made.state]
+        for _ in range(5):
+            with pytest.raises(EmbeddingUnavailable):
+                await made.embed_query("q")
+            told.append(made.state)
+    status = 200
+    async with server(handler) as url, embedder(url) as made:
+        await made.embed_query("q")
+        told.append(made.state)
+    assert told == ["unknown"] * 5 + ["down", "ready"]
+
+
 async def test_questions_that_come_while_the_endpoint_is_busy_go_together() -> None:
     sizes: list[int] = []
     arrived, first = asyncio.Event(), asyncio.Event()
