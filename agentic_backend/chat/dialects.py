@@ -16,7 +16,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Ask, Failed, Turn
 from backend_kit.auth import AuthError, ScopeMissing
 from backend_kit.http import Cost
-from backend_kit.wire import ServiceError
+from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -234,9 +234,11 @@ class CompatibleDialect:
         return _some_frames(follow, lambda: relay.compatible(follow.turn, follow.take()))
 
     def turn_ended(self, turn: Turn) -> None:
-        """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal."""
+        """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal. A drain
+        refuses all that wait: each is begun, and told so."""
         end = turn.events[-1].payload
-        if isinstance(end, Failed) and not end.messages:
+        drained = self.outbox.closing is not None and isinstance(end, Failed) and end.code is Code.DRAINING
+        if isinstance(end, Failed) and not end.messages and not drained:
             self._close(Closing(1011))  # refused or not stored
         elif self.outbox.waiting and not self.principal.identity.ended():
             self.outbox.follow(_submit(self.turns, self.outbox.waiting.pop(0)))

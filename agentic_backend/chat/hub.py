@@ -206,15 +206,16 @@ class SocketHub:
                 socket.say_renamed(session)
 
     def begin_drain(self) -> int:
-        """Refuse new connections; each socket closes with 1012 once its turns have ended. Returns how many are idle.
+        """Refuse new connections; each socket closes with 1012 once its turns have ended and each ask that waited for
+        them has been told that it is refused. Returns how many are idle.
 
-        A stream ends with its turn anyway.
+        A socket that closes already does that in its own way. A stream ends with its turn anyway.
         """
         self.draining = True
         idle = [socket for socket in self._sockets if not socket.outbox.busy]
         for socket in self._sockets:
-            if not socket.outbox.leaving:
-                socket.outbox.close(Closing(1012, CloseWhen.AFTER_TURNS))
+            if socket.outbox.closing is None:
+                socket.outbox.close(Closing(1012, CloseWhen.AFTER_TURNS, reads_on=True))
         return len(idle)
 
     async def wait_empty(self, deadline_s: float) -> int:

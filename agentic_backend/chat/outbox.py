@@ -23,12 +23,15 @@ class Closing:
     """How a socket closes: its code, when, and a final frame (empty: none) after the turns.
 
     A final frame answers a frame that came after the waiting asks, so those are answered before it; without one they
-    are dropped. Raises ValueError for a final frame with an immediate close: send it as an ordinary frame instead.
+    are dropped. `reads_on`: frames that come until then are still acted on, and the waiting asks begin, each in its
+    turn, for the drain to refuse them. Raises ValueError for a final frame with an immediate close: send it as an
+    ordinary frame instead.
     """
 
     code: int
     when: CloseWhen = CloseWhen.AT_ONCE
     final_frame: bytes = b""
+    reads_on: bool = False
 
     def __post_init__(self) -> None:
         if self.final_frame and self.at_once:
@@ -97,7 +100,7 @@ class Outbox:
         The turns themselves continue or stop as their asks specify.
         """
         self.closing = closing if self.closing is None else self.closing.replaced_by(closing)
-        if not closing.final_frame:
+        if not closing.final_frame and not closing.reads_on:
             self.waiting.clear()
         self.changed.set()
 

@@ -163,7 +163,7 @@ class ChatSocket:
             if message["type"] == "websocket.disconnect":
                 return message.get("code") or 1005
             self.clock.last_received = time.monotonic()
-            if self.outbox.closing is not None:
+            if self.outbox.closing is not None and not self.outbox.closing.reads_on:
                 continue
             text = message.get("text")
             if text is None:

@@ -99,6 +99,34 @@ async def test_a_bad_frame_is_answered_after_the_asks_before_it(start_service):
             assert await closed_with(socket) == 1011
 
 
+async def test_asks_that_wait_when_a_drain_begins_or_come_in_it_are_each_told_so(start_service):
+    """In their order, behind the answer that was being written; nothing of them is stored."""
+    async with held_model() as model, start_service(ai=model.ai, deadlines={"drain_s": 600}) as service:
+        sessions = [await service.create_session() for _ in range(4)]
+        async with service.compatible() as socket, service.native() as native:
+            for number, session_id in enumerate(sessions[:3]):
+                await say(socket, **ask(session_id, client_exchange_id=f"e{number}"))
+            await hear(socket)
+            await say(native, type="ask", **ask(sessions[3], client_exchange_id="n0"))
+            await hear_until(native, "message")
+            draining = asyncio.ensure_future(service.service.drain())
+            while not service.service.running.hub.draining:
+                await asyncio.sleep(0)
+            await say(socket, **ask(sessions[3], client_exchange_id="e3"))
+            await say(native, type="ask", **ask(sessions[0], client_exchange_id="n1"))
+            refused = (await hear_until(native, "error"))[-1]
+            assert (refused["code"], refused["exchange_id"]) == ("draining", "n1")
+            model.go.set()
+            assert (await hear_until(socket, "final"))[-1]["session"]["id"] == sessions[0]
+            told = [await hear(socket) for _ in range(3)]
+            assert [(frame["type"], frame["code"], frame["session_id"]) for frame in told] == [
+                ("error", "draining", session_id) for session_id in sessions[1:]
+            ]
+            await hear_until(native, "final")
+            assert [await closed_with(socket), await closed_with(native)] == [1012, 1012]
+            await draining
+
+
 async def test_close_4000_cancels_whatever_is_being_written(start_service):
     async with start_service(model="mock;tokens=300;gap=5") as service:
         session_ids = [await service.create_session() for _ in range(30)]
