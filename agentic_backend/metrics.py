@@ -306,6 +306,14 @@ class AgenticMetrics(ServiceMetrics):
         self.spool_dead_letters: KpiGauge = self._level(
             "app_spool_dead_letters", "Dead letters that the spool keeps for a person.", "spool_dead_letters"
         )
+        self.spool_damaged_frames: Counter = self._kpi.counter(
+            "spool_damaged_frames",
+            PrometheusCounter(
+                "app_spool_damaged_frames_total",
+                "Frames of the spool's log that a start could not read, with others behind them that it could.",
+                registry=self._registry,
+            ),
+        )
         self.persist_fill: KpiGauge = self._level(
             "app_persist_fill_ratio",
             "What waits for Postgres, by its bound: at 1 new turns are refused.",

@@ -226,6 +226,7 @@ class Persistence:
             else:
                 self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
         self._metrics.persist_replayed.inc(len(spool.waiting))
+        self._metrics.spool_damaged_frames.inc(spool.damaged_frames)
         if spool.waiting:
             logger.warning(
                 "%d records of an earlier process are in the spool, %d of them turns that it interrupted, of which %d "

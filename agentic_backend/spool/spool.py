@@ -101,6 +101,7 @@ class Spool:
         self.waiting: list[Entry] = self._file.entries
         self.records = len(self.waiting)
         self.dead_letters = self._file.dead_letters()
+        self.damaged_frames = self._file.damaged_frames
         self.trouble = self._file.trouble
         self.disk_low = False
         self.size_bytes = 0

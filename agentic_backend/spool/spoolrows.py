@@ -7,7 +7,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from agentic_backend.spool.walframes import has_commit
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,9 @@ CREATE TABLE IF NOT EXISTS dead_letter (
 ) STRICT;
 """
 _COLUMNS = "id, kind, session_id, user_id, exchange_id, at, crc, body"
+_LETTER_COLUMNS = "id, kind, session_id, user_id, exchange_id, at, reason, body"
+_ROW_TYPES = (int, str, str, str, str, float, int, bytes)
+_LETTER_TYPES = (int, str, str, str, str, float, str, bytes)
 INSERT = f"INSERT OR IGNORE INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
 
 
@@ -77,11 +82,11 @@ def look_into(path: Path) -> sqlite3.Connection:
 
     SQLite otherwise begins by rebuilding the log's index, the file `-shm`: 32 KiB that a full disk does not have. In
     exclusive mode the index is in memory; the VFS `unix-none` takes no locks for that, so a person's SQLite shell does
-    not block it. No other process may write meanwhile, and this one must close the connection before it opens the file
-    for writing: closing a file drops the locks that the process has on it (POSIX).
+    not block it. A log of which it reads nothing is left alone (`has_commit`). No other process may write meanwhile,
+    and this one must close the connection before it opens the file for writing: closing a file drops the locks that
+    the process has on it (POSIX).
     """
-    log = path.with_name(path.name + "-wal")
-    how = "vfs=unix-none" if log.exists() and log.stat().st_size else "immutable=1"
+    how = "vfs=unix-none" if has_commit(path.with_name(path.name + "-wal")) else "immutable=1"
     uri = f"{path.absolute().as_uri()}?mode=ro&{how}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -130,6 +135,11 @@ def last_id(connection: sqlite3.Connection) -> int:
     return int(last)
 
 
+def ids_of(connection: sqlite3.Connection) -> set[int]:
+    """The ids of all records and dead letters. Raises sqlite3.Error."""
+    return {id_ for (id_,) in connection.execute("SELECT id FROM record UNION SELECT id FROM dead_letter")}
+
+
 def rows_of(connection: sqlite3.Connection, ids: list[int]) -> list[Row]:
     """Those of the rows that exist, by ascending id. Raises sqlite3.Error."""
     marks = ",".join("?" * len(ids))
@@ -150,47 +160,48 @@ def copy(rows: Iterable[Row], target: sqlite3.Connection) -> None:
 
 
 def copy_dead_letters(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copy the readable dead letters into another spool."""
-    try:
-        letters = source.execute("SELECT * FROM dead_letter").fetchall()
-    except sqlite3.Error as error:
-        logger.error("ALARM the dead letters of a damaged spool cannot be read: %s", error)
-        return
+    """Copy every dead letter that SQLite can still read into another spool."""
+    letters = _readable(source, "dead_letter", _LETTER_COLUMNS, _LETTER_TYPES)
     with target:
         target.executemany("INSERT OR IGNORE INTO dead_letter VALUES (?, ?, ?, ?, ?, ?, ?, ?)", letters)
 
 
 def readable(connection: sqlite3.Connection) -> Iterator[Row]:
-    """Every row that SQLite can still read: from both ends up to the damage, then each id in between separately."""
+    """Every row that SQLite can still read."""
+    for values in _readable(connection, "record", _COLUMNS, _ROW_TYPES):
+        yield Row(*values)
+
+
+def is_row(values: tuple[Any, ...]) -> bool:
+    """Whether these are the columns of a record, by their types."""
+    return tuple(map(type, values)) == _ROW_TYPES
+
+
+def _readable(
+    connection: sqlite3.Connection, table: str, columns: str, types: tuple[type, ...]
+) -> Iterator[tuple[Any, ...]]:
+    """From both ends of a table up to the damage, then each id in between separately."""
+    query = f"SELECT {columns} FROM {table}"  # noqa: S608 - constants
     seen: set[int] = set()
     ends = {}
     for direction in ("ASC", "DESC"):
         try:
-            for values in connection.execute(f"SELECT {_COLUMNS} FROM record ORDER BY id {direction}"):  # noqa: S608 - constants
-                if not _is_row(values):
+            for values in connection.execute(f"{query} ORDER BY id {direction}"):
+                if tuple(map(type, values)) != types:
                     continue
                 ends[direction] = values[0]
                 if values[0] in seen:
                     break
                 seen.add(values[0])
-                yield Row(*values)
+                yield values
             else:
                 return
-        except sqlite3.Error:
-            continue
-    if len(ends) == 2:
-        yield from _each(connection, ends["ASC"] + 1, ends["DESC"])
-
-
-def _each(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
-    for id_ in range(first, last):
+        except sqlite3.Error as error:
+            logger.info("%s can be read in part: %s", table, error)
+    for id_ in range(ends["ASC"] + 1, ends["DESC"]) if len(ends) == 2 else ():
         try:
-            values = connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (id_,)).fetchone()  # noqa: S608 - constants
+            found = connection.execute(f"{query} WHERE id = ?", (id_,)).fetchone()
         except sqlite3.Error:
             continue
-        if values is not None and _is_row(values):
-            yield Row(*values)
-
-
-def _is_row(values: tuple[object, ...]) -> bool:
-    return tuple(map(type, values)) == (int, str, str, str, str, float, int, bytes)
+        if found is not None and tuple(map(type, found)) == types:
+            yield found

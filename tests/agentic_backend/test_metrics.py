@@ -60,6 +60,7 @@ app_replay_events gauge -
 app_spool_ack_seconds histogram -
 app_spool_bytes gauge -
 app_spool_commit_seconds histogram -
+app_spool_damaged_frames counter -
 app_spool_dead_letters gauge -
 app_spool_records gauge -
 app_sse_streams gauge -

@@ -323,6 +323,7 @@ def _trouble() -> Row:
                 [
                     Target(level("app_persist_failures_total", by="reason"), "lost: {{reason}}"),
                     Target(level("app_spool_dead_letters"), "dead letters kept"),
+                    Target(level("app_spool_damaged_frames_total"), "damaged frames of the spool's log"),
                     Target(level("app_rank_conflicts_total"), "rank conflicts"),
                 ],
                 quiet="nothing is lost",
