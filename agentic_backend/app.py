@@ -77,7 +77,7 @@ from agentic_backend.wiring import (
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyWaits, TokenVerifier
 from backend_kit.db.audit import AuditLog
-from backend_kit.http import Cost, ServeSettings, serve
+from backend_kit.http import Cost, ServeSettings, health_paths, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
 
@@ -489,8 +489,11 @@ def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Posse
             ws_ping_interval_s=server.ping_interval_s,
             ws_ping_timeout_s=server.ping_timeout_s,
             ws_deflate=server.ws_per_message_deflate,
+            connections=settings.connections,
+            health_paths=health_paths(settings.app.base_url),
             drain_limit_s=settings.deadlines.drain_s + 15.0,
         ),
+        metrics=service.connection_metrics,
     )
     return code if service.given_up is None else service.given_up
 

@@ -42,6 +42,7 @@ from backend_kit.db.database import Database
 from backend_kit.db.pool import PoolMetrics
 from backend_kit.http import (
     BodyLimit,
+    ConnectionMetrics,
     Cors,
     Cost,
     HttpMetrics,
@@ -124,6 +125,7 @@ class Service(ABC, Generic[Config, State]):
         self._verifier = Callers(self._tokens)
         self._registry = CollectorRegistry()
         self.admission = RouteAdmission(self._verifier, request_limits(settings.requests), self._registry)
+        self.connection_metrics = ConnectionMetrics(self._registry)
         self._activity = Activity()
         self._state: State | None = None
         self._draining = False
@@ -172,7 +174,8 @@ class Service(ABC, Generic[Config, State]):
         """The state of each dependency, for the body of `/ready` with this status."""
 
     def _identity_provider(self) -> str | None:
-        """Whether the issuer of tokens answers: `unknown` before it was asked, `up` or `down`; None without an issuer."""
+        """Whether the issuer of tokens answers: `unknown` before it was asked, then `up` or `down`; None without an
+        issuer."""
         if not isinstance(self._tokens, IssuerVerifier):
             return None
         reachable = self._tokens.keys.reachable
@@ -327,7 +330,7 @@ def make_verifier(security: Security, waits: KeyWaits | None = None) -> Verifier
         )
     if user.realm_url is None or user.client_id is None:
         raise RuntimeError("security.user.enabled without a key")
-    if user.access_token_mark == "none":
+    if user.access_token_mark == "none":  # noqa: S105 - the name of a mark
         logger.warning("security.user.access_token_mark is none: an ID token may pass for an access token")
     keys = IssuerKeys(user.realm_url, algorithm=user.algorithm, jwks_url=user.jwks_url, waits=waits)
     return IssuerVerifier(keys, client_id=user.client_id, mark=user.access_token_mark)

@@ -15,7 +15,7 @@ from backend_kit.aio.retry import Backoff, QuietLog, keep_trying
 from backend_kit.auth import Lately
 from backend_kit.db.audit import AuditLog
 from backend_kit.db.pool import PoolReport
-from backend_kit.http import ServeSettings, serve
+from backend_kit.http import ServeSettings, health_paths, serve
 from backend_kit.kpi import KpiRuntime
 from backend_kit.service import Identify, Service
 from knowledge_flow_backend.embed import Embedder
@@ -198,7 +198,12 @@ def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
         service.app,
         sock,
         drain=service.drain,
-        settings=ServeSettings(drain_limit_s=settings.deadlines.drain_s + 5.0),
+        settings=ServeSettings(
+            connections=settings.connections,
+            health_paths=health_paths(settings.app.base_url),
+            drain_limit_s=settings.deadlines.drain_s + 5.0,
+        ),
+        metrics=service.connection_metrics,
     )
 
 

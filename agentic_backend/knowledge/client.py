@@ -116,7 +116,8 @@ class KnowledgeClient:
 
     @property
     def told(self) -> str:
-        """What is known of the search, for /ready: `unknown` before one was served, `up`, or `down` while none is sent."""
+        """What is known of the search, for /ready: `unknown` before one was served, then `up`, or `down` while none is
+        sent."""
         return self._search.breaker.told
 
     async def search(self, query: SearchQuery, caller: Caller) -> list[Hit]:

@@ -3,7 +3,7 @@
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.auth import AuditAction, AuditEvent, Identity
-from backend_kit.http import CutShort, error_response, request_id
+from backend_kit.http import error_response, request_id
 from backend_kit.wire import CODES, Code, dumps, normalized
 
 logger = logging.getLogger(__name__)
@@ -139,40 +139,23 @@ def file_name(raw: str) -> str:
     return f"{stem[: MAX_NAME_CHARS - 1 - len(ending)].rstrip()}.{ending}"
 
 
-class _Body:
-    """The body of a request. `whole`: all of it has been read."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self.whole = False
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        """What comes, piece by piece."""
-        async for data in self._request.stream():
-            yield data
-        self.whole = True
-
-
 async def _answer(state: AttachmentServices, request: Request, identity: Identity) -> Response:
     """The attachment, or why there is none."""
-    body = _Body(request)
     try:
-        answer = await _upload(state, request, body, identity)
+        answer = await _upload(state, request, identity)
     except UploadProcessingFailed as refused:
         return _unreadable(request, refused)
     except _REFUSALS as refused:
         if limit := _LIMITS.get(type(refused)):
             state.limit_hit(limit)
-        refusal = error_response(request, refused.code, retry_after_s=refused.retry_after_s, field=refused.field)
+        return error_response(request, refused.code, retry_after_s=refused.retry_after_s, field=refused.field)
     except OSError:
         logger.exception("an attachment could not be written to its temporary file")
-        refusal = error_response(request, Code.UPLOAD_PROCESSING_FAILED)
-    else:
-        return Response(dumps(answer), media_type="application/json")
-    return refusal if body.whole else CutShort(refusal)
+        return error_response(request, Code.UPLOAD_PROCESSING_FAILED)
+    return Response(dumps(answer), media_type="application/json")
 
 
-async def _upload(state: AttachmentServices, request: Request, body: _Body, identity: Identity) -> dict[str, Any]:
+async def _upload(state: AttachmentServices, request: Request, identity: Identity) -> dict[str, Any]:
     if not state.most:
         raise AttachmentsDisabled
     declared = request.headers.get("content-length", "")
@@ -182,7 +165,9 @@ async def _upload(state: AttachmentServices, request: Request, body: _Body, iden
     async with AsyncExitStack() as stack:
         admission = _Admission(state, identity.uid, stack)
         content_type = request.headers.get("content-type", "")
-        received = await receive(content_type, body.stream(), state.max_bytes, admission.admit, stack, state.directory)
+        received = await receive(
+            content_type, request.stream(), state.max_bytes, admission.admit, stack, state.directory
+        )
         session = admission.session
         assert session is not None
         name = file_name(received.name)

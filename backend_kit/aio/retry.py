@@ -57,13 +57,20 @@ NO_RETRY: Final = Retries(max_retries=0)
 
 
 class QuietLog:
-    """A logger that logs a cause at most once a second, with the number of suppressed lines.
+    """A logger that logs a cause at most once in `interval_s` seconds, with the number of suppressed lines.
 
     An outage makes every reader fail; hundreds of equal lines would bury the relevant one.
     """
 
-    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        interval_s: float = _LOG_INTERVAL_S,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._logger = logger
+        self._interval_s = interval_s
         self._clock = clock
         self._said: dict[str, float] = {}
         self._silent: dict[str, int] = {}
@@ -71,7 +78,7 @@ class QuietLog:
     def warning(self, cause: str, message: str, *args: object) -> None:
         """Log `message` under `cause`, a word of a small set."""
         now = self._clock()
-        if now - self._said.get(cause, float("-inf")) < _LOG_INTERVAL_S:
+        if now - self._said.get(cause, float("-inf")) < self._interval_s:
             self._silent[cause] = self._silent.get(cause, 0) + 1
             return
         self._said[cause] = now

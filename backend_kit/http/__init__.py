@@ -9,22 +9,23 @@ from backend_kit.http.admission import (
     RouteAdmission,
     admit_routes,
 )
+from backend_kit.http.connections import ConnectionMetrics
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.cors import Cors
 from backend_kit.http.direct import DirectRoute
 from backend_kit.http.download import Download, audit_router
-from backend_kit.http.errors import CutShort, error_response, install_error_handlers, refusals
+from backend_kit.http.errors import error_response, install_error_handlers, refusals
 from backend_kit.http.origins import page_allowed
-from backend_kit.http.routes import add_api_docs, health_router
+from backend_kit.http.routes import add_api_docs, health_paths, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
 
 __all__ = [
     "Admitted",
     "BodyLimit",
     "CannotListen",
+    "ConnectionMetrics",
     "Cors",
     "Cost",
-    "CutShort",
     "DirectRoute",
     "Download",
     "HttpMetrics",
@@ -41,6 +42,7 @@ __all__ = [
     "bearer",
     "build_server",
     "error_response",
+    "health_paths",
     "health_router",
     "install_error_handlers",
     "listen",

@@ -139,9 +139,9 @@ class BodyLimit:
         declared = header(scope["headers"], b"content-length") or ""
         too_large = declared.isdigit() and int(declared) > self._limit
         if too_large and not scope["path"].startswith(self._own_errors):
-            # `close`: the rest of the body is not read.
+            # The server closes a connection whose request it has not read (backend_kit/http/http1.py).
             body = dumps({"detail": _too_large(scope)})
-            await Response(body, 413, {"Connection": "close"}, "application/json")(scope, receive, send)
+            await Response(body, 413, media_type="application/json")(scope, receive, send)
             return
         received = 0
 

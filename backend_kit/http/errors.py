@@ -1,15 +1,12 @@
 """Renders failures on REST: one renderer for each kind, and none shows input or internals."""
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.types import Receive, Scope, Send
 
 from backend_kit.auth import AuthError
 from backend_kit.http.context import REQUEST_ID_HEADER, request_id
@@ -18,7 +15,6 @@ from backend_kit.wire import CODES, Code, ServiceError, dumps, field_of, message
 CAUSE_HEADER = "X-Cause"
 logger = logging.getLogger(__name__)
 
-_LINGER_S = 5.0
 _REFUSED = {"application/json": {"schema": {"type": "object", "required": ["detail"]}}}
 
 
@@ -85,24 +81,3 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # FastAPI's own body quotes the input, tokens included (docs/libraries.md#U11).
     return error_response(request, Code.BAD_REQUEST, field=field_of(error.errors(), skip=1))
-
-
-class CutShort(Response):
-    """An answer given while the client still sends: it goes out at once, and what still comes is discarded for 5 s.
-
-    A socket that is closed with unread bytes is reset, and a client in the middle of sending then loses the answer.
-    """
-
-    def __init__(self, answer: Response) -> None:
-        super().__init__(bytes(answer.body), answer.status_code, dict(answer.headers))
-        self.headers["Connection"] = "close"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
-        """Send the whole answer, discard until the client stops, and only then end the exchange."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
-        await send({"type": "http.response.body", "body": b""})

@@ -73,6 +73,11 @@ class Readiness(Protocol):
         ...
 
 
+def health_paths(base: str) -> tuple[str, ...]:
+    """The paths of `health_router`."""
+    return f"{base}/healthz", f"{base}/ready"
+
+
 def health_router(readiness: Readiness, base: str) -> APIRouter:
     """The two routes below the base path, without authentication."""
     router = APIRouter(prefix=base, tags=["health"], responses=refusals())

@@ -4,20 +4,24 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import anyio._backends._asyncio  # noqa: F401 - the first route in a thread would load it on the loop: 0.06 s
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from backend_kit.aio.tasks import TaskRegistry
-from backend_kit.http.head import HEAD_TIMEOUT_S, HandshakeTimeoutHttp
+from backend_kit.http.connections import ConnectionMetrics, OpenConnections
+from backend_kit.http.http1 import HardenedHttp
 from backend_kit.http.redact import install_redaction
 from backend_kit.http.ws import HardenedWS
+from backend_kit.settings import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ Drain = Callable[[], Awaitable[None]]
 EXIT_FORCED = 1
 _FORCE_AFTER_S = 0.2
 _UNSENT_BYTES = 128 * 1024
+_DESCRIPTORS = 65_536
 _TICK_S = 1.0
 _REFRESH = 0
 """The tick of uvicorn's at which it renews the Date of its answers, which has whole seconds."""
@@ -40,7 +45,7 @@ class CannotListen(Exception):
 class ServeSettings:
     """How the server treats connections. Times in seconds, sizes in bytes.
 
-    `forwarded_allow_ips` names the proxies whose X-Forwarded-For is believed ("" = none).
+    `health_paths` are answered also above the bounds of `connections`.
     `drain_limit_s` bounds the drain callback as a whole, whatever it waits for.
     """
 
@@ -49,12 +54,11 @@ class ServeSettings:
     ws_ping_timeout_s: float = 20.0
     ws_deflate: bool = False
     ws_linger_s: float = HardenedWS.linger_s
-    head_timeout_s: float = HEAD_TIMEOUT_S
-    keep_alive_s: int = 5
+    connections: Connections = field(default_factory=Connections)
+    health_paths: Collection[str] = ()
     backlog: int = 2048
     drain_limit_s: float = 60.0
     graceful_s: int = 5
-    forwarded_allow_ips: str = ""
     loop: str = "uvloop"
 
 
@@ -154,15 +158,20 @@ def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
     return sock
 
 
-def build_server(app: Any, drain: Drain, settings: ServeSettings | None = None) -> DrainServer:
+def build_server(
+    app: Any, drain: Drain, settings: ServeSettings | None = None, metrics: ConnectionMetrics | None = None
+) -> DrainServer:
     """The server of an ASGI application, not yet started: `await server.serve(sockets=[sock])`."""
     chosen = settings or ServeSettings()
+    bounds = chosen.connections
+    among = OpenConnections(bounds, descriptors(), metrics or ConnectionMetrics(CollectorRegistry()))
+    http = {"bounds": bounds, "among": among, "health_paths": frozenset(chosen.health_paths)}
     # Never TRACE: uvicorn would print whole scopes there, headers included.
     level = max(logging.DEBUG, logging.getLogger().getEffectiveLevel())
     config = uvicorn.Config(
         app,
         loop=chosen.loop,
-        http=type("Http", (HandshakeTimeoutHttp,), {"head_timeout_s": chosen.head_timeout_s}),
+        http=type("Http", (HardenedHttp,), http),
         ws=type("Ws", (HardenedWS,), {"linger_s": chosen.ws_linger_s}),
         ws_max_size=chosen.ws_max_size,
         ws_ping_interval=chosen.ws_ping_interval_s,
@@ -173,24 +182,51 @@ def build_server(app: Any, drain: Drain, settings: ServeSettings | None = None) 
         log_level=level,
         access_log=False,
         server_header=False,
-        proxy_headers=bool(chosen.forwarded_allow_ips),
-        forwarded_allow_ips=chosen.forwarded_allow_ips,
+        proxy_headers=bool(bounds.trusted_proxies),
+        forwarded_allow_ips=list(bounds.trusted_proxies),
         # No limit_concurrency: it counts sockets, lets them in and then answers 503 to health checks
         # (docs/libraries.md#U7).
         backlog=chosen.backlog,
-        timeout_keep_alive=chosen.keep_alive_s,
+        timeout_keep_alive=bounds.idle_s,
         timeout_graceful_shutdown=chosen.graceful_s,
     )
     return DrainServer(config, drain, drain_limit_s=chosen.drain_limit_s)
 
 
-def serve(app: Any, sock: socket.socket, *, drain: Drain, settings: ServeSettings | None = None) -> int:
+def descriptors() -> int:
+    """How many files the process may open, at most 65,536."""
+    return _at_most_all(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def raise_descriptor_limit() -> None:
+    """Let the process open as many files as its hard limit allows, up to what `descriptors` returns at most.
+
+    Soft limits are 1,024 by custom, for the sake of `select`, which nothing here uses.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors() < (wanted := _at_most_all(hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _at_most_all(limit: int) -> int:
+    return _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, _DESCRIPTORS)
+
+
+def serve(
+    app: Any,
+    sock: socket.socket,
+    *,
+    drain: Drain,
+    settings: ServeSettings | None = None,
+    metrics: ConnectionMetrics | None = None,
+) -> int:
     """Run an ASGI application on a listening socket until a signal ends it. Returns the exit code.
 
     0 after a drain, 1 where a second signal cut it short. An application whose lifespan fails ends the process with 3
     (SystemExit), as uvicorn does.
     """
-    server = build_server(app, drain, settings)
+    raise_descriptor_limit()
+    server = build_server(app, drain, settings, metrics)
     logger.info("listening on http://%s:%d", *sock.getsockname()[:2])
     server.run(sockets=[sock])
     return EXIT_FORCED if server.force_exit else 0

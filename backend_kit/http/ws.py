@@ -12,7 +12,8 @@ import logging
 import random
 import socket
 from asyncio.transports import BaseTransport
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from uvicorn._types import ASGISendEvent, WebSocketScope
@@ -20,8 +21,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.frames import Close, CloseCode
+from websockets.frames import Close, CloseCode, Frame
 from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
 
 from backend_kit.http.context import route_of
 
@@ -34,6 +36,7 @@ FRAGMENTS = 4096
 """Fragments of one message; more is 1008. Empty ones do not add to its size, but each is kept."""
 USER_TIMEOUT_MS = 20_000
 """Linux gives a connection up when sent data stays unacknowledged, or a zero window shut, for this long."""
+_Decoder: Final = getincrementaldecoder("utf-8")
 _TEXT: Final = b"\x81"
 """The first byte of a frame that is a whole text message."""
 
@@ -67,6 +70,19 @@ def _is_address(host: str) -> bool:
         return False
 
 
+class FragmentProtocol(ServerProtocol):
+    """The codec of the library, which takes a Close between the fragments of a message for a violation; RFC 6455 allows
+    a control frame there (§5.4). It is answered as any other Close, and the message is dropped."""
+
+    def fail(self, code: CloseCode | int, reason: str = "") -> None:
+        """Fail the connection; where a Close that is none of its own fault came, with the code of that."""
+        received = self.close_rcvd
+        if received is not None and self.state is OPEN:
+            code = CloseCode.NORMAL_CLOSURE if received.code == CloseCode.NO_STATUS_RCVD else received.code
+            reason = received.reason
+        super().fail(code, reason)
+
+
 class HardenedWS(WebSocketsSansIOProtocol):
     """`uvicorn.Config(ws=HardenedWS)`. The application finds callables in `scope["state"]`: `abort` drops the
     connection at once, for a writer whose send deadline has passed, at any time and more than once; `send_texts` sends
@@ -79,15 +95,30 @@ class HardenedWS(WebSocketsSansIOProtocol):
 
     linger_s = 5.0
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: Any = None,
+        *,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        """As uvicorn's. `on_end` is called when the connection has ended."""
         ours = {"abort": self.abort, "send_texts": self.send_texts, "send_texts_now": self.send_texts_now}
         # What an HTTP connection gives its requests would keep that alive as long as this.
         given = {name: value for name, value in app_state.items() if name not in ("send_now", "on_gone")}
         super().__init__(config, server_state, {**given, **ours}, _loop)
         self.close_timeout = self.linger_s
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
-        self.conn.logger = logging.getLogger("websockets.server")
-        self.conn.debug = False
+        self.conn = FragmentProtocol(
+            extensions=self.conn.available_extensions,
+            max_size=config.ws_max_size,
+            logger=logging.getLogger("websockets.server"),
+        )
+        self.conn.debug = False  # it would print the same, to that logger
+        self._on_end = on_end
+        self._decoder = _Decoder()
         # uvicorn takes the last round trip off the wait for the next ping: so the first comes after a half to a whole
         # interval, and sockets that were opened together, after a restart, are not pinged together ever after.
         self.last_ping_rtt = random.uniform(0.0, (self.ping_interval or 0.0) / 2)  # noqa: S311 - no secret
@@ -106,8 +137,11 @@ class HardenedWS(WebSocketsSansIOProtocol):
         limit_unread(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn does; then break the circles through what the application was given."""
+        """As uvicorn does; then tell, and break the circles through what the application was given."""
         super().connection_lost(exc)
+        if self._on_end is not None:
+            self._on_end()
+            self._on_end = None
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self.app_state = {}
@@ -198,6 +232,19 @@ class HardenedWS(WebSocketsSansIOProtocol):
         self.transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         return True
 
+    def handle_text(self, event: Frame) -> None:
+        """Take a text, or its first fragment."""
+        if not event.fin:
+            self._decoder.reset()
+            self._check_fragment(event)
+        super().handle_text(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a further fragment."""
+        if self.curr_msg_data_type == "text":
+            self._check_fragment(event)
+        super().handle_cont(event)
+
     def send_receive_event_to_app(self) -> None:
         """Give a whole message to the application; text that is not UTF-8 is 1007 and no log line."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
@@ -239,6 +286,13 @@ class HardenedWS(WebSocketsSansIOProtocol):
         peer = client if client is not None and _is_address(client[0]) else self.client
         known = {**self.scope, "client": peer, "path": route_of(cast("dict[str, Any]", self.scope))}
         return cast("WebSocketScope", {**known, "raw_path": b"", "query_string": b"", "headers": []})
+
+    def _check_fragment(self, event: Frame) -> None:
+        """Fail at the fragment that cannot be a part of a text, however many are still to come."""
+        try:
+            self._decoder.decode(event.data, event.fin)
+        except UnicodeDecodeError:
+            self._fail(CloseCode.INVALID_DATA)
 
     def _fail(self, code: CloseCode) -> None:
         """Fail the connection for a violation that the codec accepts."""

@@ -103,7 +103,7 @@ class StandaloneRequest:
         self._send = send
         self._spawn = spawn
         self._rules = rules
-        # What not every server gives (backend_kit.http.head).
+        # What not every server gives (backend_kit.http.http1).
         self._abort: Callable[[], None] | None = state.get("abort")
         self._send_now: Callable[[bytes], bool] | None = state.get("send_now")
         self._on_gone: Callable[[Callable[[], None] | None], None] | None = state.get("on_gone")

@@ -1,5 +1,6 @@
 """Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
+from ipaddress import ip_network
 from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -88,11 +89,20 @@ def _hosts(value: str) -> str:
     return ",".join(hosts)
 
 
+def _network(value: str) -> str:
+    """An address or a network, such as 10.0.0.0/8. Raises `SettingsRefused` for anything else."""
+    try:
+        return str(ip_network(value))
+    except ValueError:
+        raise SettingsRefused("must be an address or a network without host bits, such as 10.0.0.0/8") from None
+
+
 Listed: Final = Strict(False)
 """Marks a tuple field, so that the list of a YAML file is taken for it (its items stay strict)."""
 Origin = Annotated[str, AfterValidator(_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 Hosts = Annotated[str, AfterValidator(_hosts)]
+Network = Annotated[str, AfterValidator(_network)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

@@ -10,6 +10,7 @@ from backend_kit.settings.base import (
     Hosts,
     HttpUrl,
     Listed,
+    Network,
     Origin,
     Port,
     Positive,
@@ -70,7 +71,7 @@ class UserSecurity(Section):
     """URL of the issuer's keys, such as an address inside the cluster; none = as its discovery document says."""
     algorithm: Literal["RS256", "ES256"] = "RS256"
     """Signature algorithm of the issuer. Tokens signed with another one are refused."""
-    access_token_mark: Literal["at+jwt", "Bearer", "scp", "jti", "none"] = "none"
+    access_token_mark: Literal["at+jwt", "Bearer", "scp", "jti", "none"] = "none"  # noqa: S105 - the name of a mark
     """By what the issuer's access tokens differ from its other ones, which are refused: `at+jwt` in the header (RFC
     9068), `Bearer` as `typ` in the payload (Keycloak), the claim `scp` or `jti`. By issuer:
     docs/operations.md#access-tokens-by-issuer. With `none` only what is known of ID tokens and logout tokens is
@@ -215,6 +216,34 @@ class Requests(Section):
     all users together."""
 
 
+class Connections(Section):
+    """Connections to `app.port`, whatever they carry. What these bounds end or refuse is counted by
+    `app_connections_refused_total`, and named in the log once a minute."""
+
+    max_open: Count = 0
+    """Open connections. A further one takes the place of one that waits for its client (no whole request yet, idle, or
+    an answer that is not read): the longest waiting of the address that has most of them. Where none waits, it gets
+    `/healthz` and `/ready`, and 503 for anything else. 0 = half of the descriptors that the process may open, since a
+    turn may need another one for its model; at most 10,000."""
+    per_address: Count = 0
+    """Open connections of one address (IPv6: of a /64); further ones as with `max_open`, among those of the address.
+    0 = no bound of its own: at `max_open` the address with the most gives way in any case. Connections of
+    `trusted_proxies` each count as an address of their own."""
+    trusted_proxies: Annotated[tuple[Network, ...], Listed] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none = the address
+    of a client is that of its connection."""
+    head_s: Seconds = 10
+    """Seconds for the head of a request, from its first byte or from the start of the connection; then 408, or the end
+    where nothing came."""
+    idle_s: Positive = 5
+    """Seconds that a connection may be idle after an answer; then it is closed."""
+    body_bytes_per_s: Count = 1024
+    """Bytes a second that a body must bring, measured over each `body_window_s` in which the service reads it; then 408
+    and the end. 0 = no minimum."""
+    body_window_s: Seconds = 10
+    """Seconds over which the rate of a body is measured."""
+
+
 class ServiceSettings(RootSection):
     """The sections of both services, and the rule between two of them: without authentication only loopback is
     served."""
@@ -226,6 +255,7 @@ class ServiceSettings(RootSection):
     }
 
     app: App
+    connections: Connections = Connections()
     security: Security = Security()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()

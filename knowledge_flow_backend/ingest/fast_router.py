@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.auth import Identity
-from backend_kit.http import CutShort, error_response, refusals
+from backend_kit.http import error_response, refusals
 from backend_kit.wire import CODES, Code, dumps
 from knowledge_flow_backend.errors import (
     AttachmentLimitReached,
@@ -90,7 +90,7 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
             # Those that the user's other places hold are counted too: each becomes one.
             others = state.gate.held_by(identity.uid) - 1
             if state.most and await state.attachments.held(Reader.of(identity)) + others >= state.most:
-                return CutShort(error_response(request, AttachmentLimitReached.code))
+                return error_response(request, AttachmentLimitReached.code)
             return await _one_file(request, state, keep)
 
     @router.delete("/ingest/{document_uid}", status_code=204)
@@ -133,7 +133,7 @@ async def _one_file(
             await receive_files(request, state.staging, state.limits, upload)
             answer = await use(upload.files[0], upload.fields)
     except TooLarge as refused:
-        return CutShort(error_response(request, refused.code))
+        return error_response(request, refused.code)
     except Refused as refused:
         return _refused(refused.reason)
     except OSError:

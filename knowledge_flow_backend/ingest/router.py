@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from backend_kit.auth import Identity
-from backend_kit.http import CutShort, error_response, refusals
+from backend_kit.http import error_response, refusals
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
 from knowledge_flow_backend.index import Reader
@@ -59,7 +59,7 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
             taken = upload.files
             lines = await state.ingest.ingest(upload.files, where)
         except TooLarge as refused:
-            return CutShort(error_response(request, refused.code))
+            return error_response(request, refused.code)
         except OSError:
             logger.exception("an upload could not be written to the staging directory")
             raise UploadProcessingFailed("the disk refuses") from None

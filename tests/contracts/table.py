@@ -91,6 +91,11 @@ CONTRACTS = (
         {"backend_kit.http.routes": ("swagger-ui-bundle.js", '"static"')},
     ),
     Contract(
+        "h11",
+        "test_h11.py::test_a_head_is_read_more_leniently_than_the_standard_wants",
+        {"backend_kit.http.strict": ("trailing_data", "_END_OF_HEAD")},
+    ),
+    Contract(
         "httpx2",
         "test_mcp.py::test_a_transport_may_put_another_stream_into_an_answer",
         {"agentic_backend.agent.mcp": ("response.stream = ", "httpx2.StreamError")},
@@ -338,11 +343,6 @@ CONTRACTS = (
     ),
     Contract(
         "starlette",
-        "test_starlette.py::test_a_response_has_its_parts_in_the_shape_of_asgi",
-        {"backend_kit.http.errors": ("raw_headers",)},
-    ),
-    Contract(
-        "starlette",
         "test_starlette.py::test_a_stream_is_sent_by_the_method_that_we_override",
         {"knowledge_flow_backend.library.router": ("stream_response",)},
     ),
@@ -369,17 +369,31 @@ CONTRACTS = (
     Contract(
         "uvicorn",
         "test_uvicorn.py::test_the_private_parts_of_http_that_we_extend_are_there",
-        {"backend_kit.http.head": ("self.cycle", "response_complete", "self.connections")},
+        {"backend_kit.http.http1": ("self.cycle", "response_complete", "self.connections")},
+    ),
+    Contract(
+        "uvicorn",
+        "test_uvicorn.py::test_what_a_request_in_progress_is_looked_at_and_given_is_there",
+        {
+            "backend_kit.http.http1": (
+                "_unset_keepalive_if_required",
+                "cycle.default_headers",
+                "cycle.message_event",
+                "cycle.more_body",
+                "cycle.transport",
+                "cycle.waiting_for_100_continue",
+            )
+        },
     ),
     Contract(
         "uvicorn",
         "test_uvicorn.py::test_what_a_piece_that_is_sent_at_once_looks_at_is_there",
-        {"backend_kit.http.head": ("response_started", "cycle.disconnected", "cycle.scope", "flow.write_paused")},
+        {"backend_kit.http.http1": ("response_started", "cycle.disconnected", "cycle.scope", "flow.write_paused")},
     ),
     Contract(
         "uvicorn",
         "test_uvicorn.py::test_the_server_speaks_by_the_protocols_that_were_looked_at",
-        {"backend_kit.http.head": ("H11Protocol",), "backend_kit.http.ws": ("WebSocketsSansIOProtocol",)},
+        {"backend_kit.http.http1": ("H11Protocol",), "backend_kit.http.ws": ("WebSocketsSansIOProtocol",)},
     ),
     Contract(
         "uvicorn",
@@ -400,6 +414,11 @@ CONTRACTS = (
         "websockets",
         "test_uvicorn.py::test_the_private_parts_of_sockets_that_we_extend_are_there",
         {"backend_kit.http.ws": ("conn.parser_exc", "conn.handshake_exc", "conn.events")},
+    ),
+    Contract(
+        "websockets",
+        "test_uvicorn.py::test_a_close_between_fragments_fails_the_connection_while_it_is_open",
+        {"backend_kit.http.ws": ("close_rcvd", "def fail")},
     ),
     Contract(
         "websockets",

@@ -65,14 +65,6 @@ async def test_a_form_beyond_a_limit_is_refused(parts: list[bytes], limits: dict
         await parser(*parts, **limits).parse()
 
 
-async def test_a_response_has_its_parts_in_the_shape_of_asgi() -> None:
-    """backend_kit/http/errors.py sends `raw_headers` and `body` of a response itself, to read on before its end."""
-    response = Response(b"no", 413, {"X-A": "b"}, "text/plain")
-    response.headers["Connection"] = "close"
-    assert {(b"x-a", b"b"), (b"content-length", b"2"), (b"connection", b"close")} <= set(response.raw_headers)
-    assert (response.status_code, response.body) == (413, b"no")
-
-
 async def test_a_stream_is_sent_by_the_method_that_we_override() -> None:
     """knowledge_flow_backend/library/router.py overrides `stream_response`, to end a download that fails halfway."""
     sent: list[Any] = []

@@ -1,12 +1,14 @@
 """What uvicorn, starlette and pydantic do as delivered (docs/libraries.md#U1 to U13).
 
 Where one changes, our workaround must too: of U1, U2 and U7 it is in backend_kit/http/server.py, of U3 to U6 in
-backend_kit/http/ws.py, of U8 in backend_kit/http/redact.py, of U12 in backend_kit/http/head.py. U14, conformance, is
+backend_kit/http/ws.py, of U8 in backend_kit/http/redact.py, of U12 in backend_kit/http/http1.py. U14, conformance, is
 `tests/conformance`.
 """
 
 import asyncio
+import inspect
 import logging
+import re
 import signal
 from types import FrameType
 from typing import Any
@@ -21,10 +23,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Close
+from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
 from backend_kit.http import build_server, listen
-from backend_kit.http.head import HandshakeTimeoutHttp
+from backend_kit.http.http1 import HardenedHttp
 from backend_kit.http.redact import LOGGERS, RedactTokens
 from backend_kit.http.ws import HardenedWS
 from tests.backend_kit.http.socket_app import (
@@ -213,9 +217,20 @@ def test_the_private_parts_of_sockets_that_we_extend_are_there() -> None:
     the types: what nobody calls would guard nothing."""
     ours = {"handle_events", "handle_ping", "handle_parser_exception", "keepalive_timeout", "send_receive_event_to_app"}
     assert ours | {"stop_keepalive", "run_asgi", "shutdown", "data_received"} <= vars(WebSocketsSansIOProtocol).keys()
+    assert {"handle_text", "handle_cont", "connection_lost"} <= vars(WebSocketsSansIOProtocol).keys()
     codec = vars(ServerProtocol(logger=logging.getLogger("test")))
-    assert {"events", "parser_exc", "handshake_exc", "debug", "logger"} <= codec.keys()
+    assert {"events", "parser_exc", "handshake_exc", "debug", "logger", "available_extensions"} <= codec.keys()
     assert {"ASGISendEvent", "WebSocketScope"} <= vars(_types).keys()
+
+
+def test_a_close_between_fragments_fails_the_connection_while_it_is_open() -> None:
+    """backend_kit/http/ws.py answers it in place of the codec, which calls it a violation of the protocol."""
+    codec = ServerProtocol(state=OPEN)
+    codec.receive_data(frame(1, b"begun", fin=False) + frame(8, b"\x03\xe8"))
+    assert codec.close_rcvd == Close(1000, "")
+    assert codec.close_sent is not None
+    assert codec.close_sent.code == 1002
+    assert "fail" in ServerProtocol.__mro__[1].parse.__code__.co_names
 
 
 async def test_what_a_send_of_ours_looks_at_is_there(socket_app: SocketApp) -> None:
@@ -230,7 +245,7 @@ async def test_what_a_send_of_ours_looks_at_is_there(socket_app: SocketApp) -> N
 
 
 async def test_the_private_parts_of_http_that_we_extend_are_there(socket_app: SocketApp) -> None:
-    """backend_kit/http/head.py overrides and reads them in H11Protocol."""
+    """backend_kit/http/http1.py overrides and reads them in H11Protocol."""
     assert {"data_received", "connection_made", "connection_lost"} <= vars(H11Protocol).keys()
     config = uvicorn.Config(socket_app)
     config.load()
@@ -240,8 +255,20 @@ async def test_the_private_parts_of_http_that_we_extend_are_there(socket_app: So
     assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
 
 
+def test_what_a_request_in_progress_is_looked_at_and_given_is_there() -> None:
+    """backend_kit/http/http1.py gives it another transport and headers before it runs, and ends it by its event."""
+    assert {"handle_events", "handle_websocket_upgrade", "on_response_complete"} <= vars(H11Protocol).keys()
+    assert {"pause_writing", "resume_writing", "_unset_keepalive_if_required"} <= vars(H11Protocol).keys()
+    parts = {"transport", "default_headers", "more_body", "message_event", "waiting_for_100_continue"}
+    assert parts <= {*RequestResponseCycle.__init__.__code__.co_names}
+    # Its task begins after `handle_events`, and this is all that it asks of the transport.
+    assert "create_task" in H11Protocol.handle_events.__code__.co_names
+    source = inspect.getsource(RequestResponseCycle)
+    assert {*re.findall(r"self\.transport\.(\w+)", source)} == {"write", "close", "is_closing"}
+
+
 def test_what_a_piece_that_is_sent_at_once_looks_at_is_there() -> None:
-    """backend_kit/http/head.py writes chunks of its own: as h11 does, which keeps no count of them."""
+    """backend_kit/http/http1.py writes chunks of its own: as h11 does, which keeps no count of them."""
     names = RequestResponseCycle.__init__.__code__.co_names
     assert {"response_started", "response_complete", "disconnected", "scope", "flow"} <= {*names}
     assert "write_paused" in FlowControl.__init__.__code__.co_names
@@ -249,10 +276,10 @@ def test_what_a_piece_that_is_sent_at_once_looks_at_is_there() -> None:
 
 
 def test_the_server_speaks_by_the_protocols_that_were_looked_at(socket_app: SocketApp) -> None:
-    """backend_kit/http/head.py and backend_kit/http/ws.py extend exactly these, whatever else can be imported."""
+    """backend_kit/http/http1.py and backend_kit/http/ws.py extend exactly these, whatever else can be imported."""
     config = build_server(socket_app, no_drain).config
     config.load()
-    assert config.http_protocol_class.__mro__[1:3] == (HandshakeTimeoutHttp, H11Protocol)
+    assert config.http_protocol_class.__mro__[1:3] == (HardenedHttp, H11Protocol)
     assert config.ws_protocol_class is not None
     assert config.ws_protocol_class.__mro__[1:3] == (HardenedWS, WebSocketsSansIOProtocol)
 

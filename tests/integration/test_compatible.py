@@ -110,7 +110,7 @@ async def test_asks_that_wait_when_a_drain_begins_or_come_in_it_are_each_told_so
             await say(native, type="ask", **ask(sessions[3], client_exchange_id="n0"))
             await hear_until(native, "message")
             draining = asyncio.ensure_future(service.service.drain())
-            while not service.service.running.hub.draining:
+            while not service.service.running.hub.draining:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
             await say(socket, **ask(sessions[3], client_exchange_id="e3"))
             await say(native, type="ask", **ask(sessions[0], client_exchange_id="n1"))

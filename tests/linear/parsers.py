@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, Final
 
-from h11 import SERVER, Connection
 from python_multipart.multipart import parse_options_header
 from websockets.server import ServerProtocol
 
@@ -35,6 +34,7 @@ from backend_kit.auth import api_keys
 from backend_kit.auth.acting import naming_headers
 from backend_kit.http import page_allowed
 from backend_kit.http.redact import redact
+from backend_kit.http.strict import StrictConnection
 from knowledge_flow_backend.embed import model_server
 from knowledge_flow_backend.engines.opensearch import body as opensearch_body
 from knowledge_flow_backend.engines.opensearch.body import spelled
@@ -248,7 +248,7 @@ def _upgrade(made: str) -> object:
 
 def _request(made: str) -> object:
     """The head of a request, read as HTTP's is."""
-    connection = Connection(SERVER)
+    connection = StrictConnection()
     connection.receive_data(made.encode())
     return connection.next_event()
 
@@ -606,6 +606,7 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
     "agentic_backend/settings.py::installed": _OPERATOR,
     "backend_kit/db/libpq.py::connect_args": _OPERATOR,
+    "backend_kit/http/routes.py::health_paths": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
     "backend_kit/process.py::arguments": _OPERATOR,
     "backend_kit/settings/base.py::http_url": _OPERATOR,

@@ -88,6 +88,8 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     "agentic_backend/session/turn_report.py::_PLAIN": (("", "a", " "),),
     "agentic_backend/session/turn_report.py::_QUOTABLE": (("", " ", "\n"),),
     "backend_kit/http/context.py::_REQUEST_ID": (("", "a", " "),),
+    "backend_kit/http/strict.py::_END_OF_HEAD": (("", "\n\r", "\t"), ("", "\r\n", ""), ("", "\n", "")),
+    "backend_kit/http/strict.py::_FOLD": (("", "\n", ""), ("", "\n\r", "")),
     "backend_kit/http/redact.py::_SIGN": (("", "?", ""), ("", "&=", ""), ("", "a", "")),
     "knowledge_flow_backend/ingest/chunks.py::_SENTENCE_END": (
         (".", ")", "x"),

@@ -84,6 +84,13 @@ def _traffic() -> Row:
                 ],
             ),
             Panel("Requests p95", "By route.", "s", tail("app_http_request_seconds", "method", "route")),
+            Panel("Connections", "Open ones.", "short", [Target(select("app_connections"), "{{instance}}")]),
+            Panel(
+                "Connections refused",
+                "Refused or ended, by the bound; the log names a client of each once a minute.",
+                "ops",
+                [Target(rate("app_connections_refused_total", by="reason"), "{{reason}}")],
+            ),
         ],
     )
 

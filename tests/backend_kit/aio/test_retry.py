@@ -163,3 +163,12 @@ def test_a_cause_is_logged_once_a_second_and_each_cause_for_itself(caplog: pytes
     quiet.warning("away", "%s is away", "it")
     said = [record.getMessage() for record in caplog.records]
     assert said == ["it is away", "it is full", "it is away (2 more like this not logged)"]
+
+
+def test_a_cause_may_be_logged_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    quiet = QuietLog(logging.getLogger("quiet"), interval_s=60.0, clock=clock)
+    for _ in range(61):
+        quiet.warning("away", "it is away")
+        clock.now += 1.0
+    assert len(caplog.records) == 2

@@ -38,20 +38,24 @@ class SocketApp:
         """Dispatch by the kind and the path."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "http" and scope["path"] == "/abort":
-            await self.abort_http(scope, send)
-        elif scope["type"] == "http" and scope["path"] == "/pieces":
-            await self.pieces(scope, send)
-        elif scope["type"] == "http" and scope["path"] == "/gone":
-            await self.wait_gone(scope)
-        elif scope["type"] == "http" and scope["path"] == "/flood-pieces":
-            await self.flood_pieces(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-            await send({"type": "http.response.body", "body": b"ok"})
+            await self._http(scope, receive, send)
         else:
             assert (await receive())["type"] == "websocket.connect"
             await getattr(self, scope["path"].strip("/").replace("-", "_"))(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Any, send: Any) -> None:
+        handlers = {
+            "/abort": lambda: self.abort_http(scope, send),
+            "/answer-then-read": lambda: self.answer_then_read(receive, send),
+            "/client": lambda: self.name_client(scope, send),
+            "/flood-pieces": lambda: self.flood_pieces(scope, receive, send),
+            "/gone": lambda: self.wait_gone(scope),
+            "/pieces": lambda: self.pieces(scope, send),
+            "/read": lambda: self.read(receive, send),
+            "/read-later": lambda: self.read_later(receive, send),
+        }
+        await handlers.get(scope["path"], lambda: self.say_ok(send))()
 
     async def _lifespan(self, receive: Any, send: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -60,6 +64,42 @@ class SocketApp:
         await receive()
         self.seen.put(("lifespan", "shutdown"))
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def say_ok(self, send: Any) -> None:
+        """A whole answer."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def name_client(self, scope: Scope, send: Any) -> None:
+        """Record the client's address."""
+        self.seen.put(("client", scope["client"][0]))
+        await self.say_ok(send)
+
+    async def read_later(self, receive: Any, send: Any) -> None:
+        """Wait, then read."""
+        await self.release.wait()
+        await self.read(receive, send)
+
+    async def read(self, receive: Any, send: Any) -> None:
+        """Read the whole body, and answer; record how long it was, or that it ended before."""
+        count = 0
+        while (message := await receive())["type"] == "http.request":
+            count += len(message["body"])
+            if not message["more_body"]:
+                self.seen.put(("body", count))
+                await self.say_ok(send)
+                return
+        self.seen.put(("cut off",))
+        await self.say_ok(send)  # as frameworks do: to nobody
+
+    async def answer_then_read(self, receive: Any, send: Any) -> None:
+        """Begin an answer, and read a body before its end."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        self.seen.put(("read until", message["type"]))
+        await send({"type": "http.response.body", "body": b"ended"})
 
     async def echo(self, _scope: Scope, receive: Any, send: Any) -> None:
         """Say back what comes; record how it ended."""

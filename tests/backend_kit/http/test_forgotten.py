@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.server import ServerProtocol
 
 from backend_kit.http import ServeSettings, build_server, listen
-from backend_kit.http.head import HandshakeTimeoutHttp
+from backend_kit.http.http1 import HardenedHttp
 from backend_kit.http.ws import HardenedWS
 from tests.support.patience import PATIENCE_S
 
@@ -59,7 +59,7 @@ async def test_ended_connections_leave_no_cycles() -> None:
             while server.server_state.connections or server.server_state.tasks:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0)
-        left = [alive(kind) for kind in (HandshakeTimeoutHttp, HardenedWS, ServerProtocol, h11.Connection)]
+        left = [alive(kind) for kind in (HardenedHttp, HardenedWS, ServerProtocol, h11.Connection)]
         assert [len(kind) for kind in left] == [0, 0, 0, 0]
     finally:
         gc.enable()
