@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tests.chaos import (
     answers,
     canary,
+    connections,
     cost,
     crowding,
     disk,
@@ -100,6 +101,8 @@ SCENARIOS = (
     Scenario(("D11",), crowding.flood, 14, kind=CALM),
     Scenario(("D12",), crowding.cycles, 9),
     Scenario(("fairness",), fairness.floods, 50, kind=ALONE),
+    Scenario(("D16",), connections.unfinished, 14, kind=PAIRED),
+    Scenario(("D17",), connections.too_many, 22, kind=CALM),
     Scenario(("E8",), identity.troubled_issuer, 31, kind=PAIRED),
     Scenario(("fairness", fairness_kf.ID), fairness_kf.floods, 60, kind=ALONE),
     Scenario(("canary",), canary.canary, 25),
