@@ -27,13 +27,15 @@ class StrictConnection(h11.Connection):
 
     def next_event(self) -> Event:
         """The next event of what was received."""
-        if self.their_state is h11.IDLE:
-            # h11 takes 16 KiB for a head at most: looking at all of it again with each piece stays cheap.
-            received, _ = self.trailing_data
-            if (end := _END_OF_HEAD.search(received)) is not None:
-                _check_lines(received[: end.end()])
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        # h11 takes 16 KiB for a head at most: looking at all of it again with each piece stays cheap.
+        received, _ = self.trailing_data
+        end = _END_OF_HEAD.search(received)
+        head = b"" if end is None else received[: end.end()]
+        _check_lines(head)
         event = super().next_event()
-        if isinstance(event, h11.Request):
+        if isinstance(event, h11.Request) and b"transfer-encoding" in head.lower():
             _check_framing(event)
         return event
 
