@@ -10,7 +10,7 @@ from typing import Final, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from backend_kit.aio.retry import QuietLog
-from backend_kit.settings import Connections
+from backend_kit.settings import ConnectionBounds
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,15 @@ class ConnectionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.open = Gauge("app_connections", "Open connections to the service's port.", registry=registry)
         refused = Counter(
-            "app_connections_refused_total", "Connections that a bound refused or ended.", ["reason"], registry=registry
+            "app_connections_refused_total",
+            "Connections that a bound refused or ended.",
+            ["reason"],
+            registry=registry,
         )
         self.refused: dict[Reason, Counter] = {reason: refused.labels(reason) for reason in _SAID}
 
 
-class Place:
+class ConnectionPlace:
     """What `OpenConnections` knows of one connection. `refuses` is the bound above which it was opened: it may have
     health and readiness, and nothing else; None for an ordinary one."""
 
@@ -80,7 +83,7 @@ class OpenConnections:
 
     def __init__(
         self,
-        settings: Connections,
+        settings: ConnectionBounds,
         descriptors: int,
         metrics: ConnectionMetrics,
         *,
@@ -97,18 +100,18 @@ class OpenConnections:
         self._open = Counts[Hashable]()
         self._count = 0
         # Dicts as ordered sets: the first is the longest waiting.
-        self._surplus: dict[Place, None] = {}
-        self._waiting: dict[Hashable, dict[Place, None]] = {}
+        self._surplus: dict[ConnectionPlace, None] = {}
+        self._waiting: dict[Hashable, dict[ConnectionPlace, None]] = {}
         self._crowds: dict[int, dict[Hashable, None]] = {}
         self._largest = 0
 
-    def enter(self, peer: str, drop: Callable[[], None]) -> Place:
+    def enter(self, peer: str, drop: Callable[[], None]) -> ConnectionPlace:
         """A place for a new connection from the address `peer`, which waits for its client. `drop` ends it at once,
         where it has to give way to another."""
         trusted = self._is_trusted(peer)
-        place = Place(self, peer, object() if trusted else _address(peer), drop)
+        place = ConnectionPlace(self, peer, object() if trusted else _address(peer), drop)
         reason: Reason | None = None
-        candidates: dict[Place, None] | None = None
+        candidates: dict[ConnectionPlace, None] | None = None
         if self._per_address and self._open[place.address] >= self._per_address:
             reason, candidates = "per_address", self._waiting.get(place.address)
         elif self._count >= self._most:
@@ -125,8 +128,8 @@ class OpenConnections:
         self.waits(place)
         return place
 
-    def waits(self, place: Place) -> None:
-        """See `Place.waits`."""
+    def waits(self, place: ConnectionPlace) -> None:
+        """See `ConnectionPlace.waits`."""
         if place.refuses is not None:
             return
         self.works(place)
@@ -134,8 +137,8 @@ class OpenConnections:
         group[place] = None
         self._move(place.address, len(group) - 1, len(group))
 
-    def works(self, place: Place) -> None:
-        """See `Place.works`."""
+    def works(self, place: ConnectionPlace) -> None:
+        """See `ConnectionPlace.works`."""
         group = self._waiting.get(place.address)
         if group is None or place not in group:
             return
@@ -144,8 +147,8 @@ class OpenConnections:
         if not group:
             del self._waiting[place.address]
 
-    def leave(self, place: Place) -> None:
-        """See `Place.leave`."""
+    def leave(self, place: ConnectionPlace) -> None:
+        """See `ConnectionPlace.leave`."""
         self.works(place)
         place.taken = False
         self._metrics.open.dec()
@@ -171,16 +174,16 @@ class OpenConnections:
             return False
         return any(address in proxy for proxy in self._proxies)
 
-    def _most_crowded(self) -> dict[Place, None] | None:
+    def _most_crowded(self) -> dict[ConnectionPlace, None] | None:
         crowd = self._crowds.get(self._largest)
         return self._waiting[next(iter(crowd))] if crowd else None
 
-    def _end(self, place: Place, reason: Reason) -> None:
+    def _end(self, place: ConnectionPlace, reason: Reason) -> None:
         self.leave(place)
         self.refused(reason, place.peer)
         place.drop()
 
-    def _add_surplus(self, place: Place, reason: Reason) -> None:
+    def _add_surplus(self, place: ConnectionPlace, reason: Reason) -> None:
         if len(self._surplus) >= self._max_surplus:
             self._end(next(iter(self._surplus)), reason)
         place.refuses = reason

@@ -13,10 +13,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from backend_kit.http.connections import OpenConnections, Place
+from backend_kit.http.connections import ConnectionPlace, OpenConnections
 from backend_kit.http.strict import Event, StrictConnection
 from backend_kit.http.ws import limit_unread
-from backend_kit.settings import Connections
+from backend_kit.settings import ConnectionBounds
 from backend_kit.wire import Code, dumps, message_for
 
 LINGER_S: Final = 5.0
@@ -56,11 +56,11 @@ class HardenedHttp(H11Protocol):
     gone, so that no task has to wait for it.
     """
 
-    bounds: Connections
+    bounds: ConnectionBounds
     among: OpenConnections
     health_paths: Collection[str]
 
-    _place: Place
+    _place: ConnectionPlace
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         ours = {"abort": self.abort, "send_now": self.send_now, "on_gone": self.on_gone}

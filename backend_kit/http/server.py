@@ -21,7 +21,7 @@ from backend_kit.http.connections import ConnectionMetrics, OpenConnections
 from backend_kit.http.http1 import HardenedHttp
 from backend_kit.http.redact import install_redaction
 from backend_kit.http.ws import HardenedWS
-from backend_kit.settings import Connections
+from backend_kit.settings import ConnectionBounds
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ServeSettings:
     ws_ping_timeout_s: float = 20.0
     ws_deflate: bool = False
     ws_linger_s: float = HardenedWS.linger_s
-    connections: Connections = field(default_factory=Connections)
+    connections: ConnectionBounds = field(default_factory=ConnectionBounds)
     health_paths: Collection[str] = ()
     backlog: int = 2048
     drain_limit_s: float = 60.0

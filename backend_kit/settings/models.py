@@ -216,7 +216,7 @@ class Requests(Section):
     all users together."""
 
 
-class Connections(Section):
+class ConnectionBounds(Section):
     """Connections to `app.port`, whatever they carry. What these bounds end or refuse is counted by
     `app_connections_refused_total`, and named in the log once a minute."""
 
@@ -255,7 +255,7 @@ class ServiceSettings(RootSection):
     }
 
     app: App
-    connections: Connections = Connections()
+    connections: ConnectionBounds = ConnectionBounds()
     security: Security = Security()
     audit: Audit = Audit()
     metrics: Metrics = Metrics()

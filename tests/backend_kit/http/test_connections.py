@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from backend_kit.http.connections import ConnectionMetrics, OpenConnections, Place
-from backend_kit.settings import Connections
+from backend_kit.http.connections import ConnectionMetrics, ConnectionPlace, OpenConnections
+from backend_kit.settings import ConnectionBounds
 from tests.support.clock import Clock
 
 
@@ -15,12 +15,12 @@ class Crowd:
         self.registry = CollectorRegistry()
         self.clock = Clock()
         self.ended: list[str] = []
-        self.places: dict[str, Place] = {}
-        settings = Connections.model_validate(bounds)
+        self.places: dict[str, ConnectionPlace] = {}
+        settings = ConnectionBounds.model_validate(bounds)
         metrics = ConnectionMetrics(self.registry)
         self.among = OpenConnections(settings, descriptors, metrics, surplus=surplus, clock=self.clock)
 
-    def enter(self, name: str, peer: str = "192.0.2.1") -> Place:
+    def enter(self, name: str, peer: str = "192.0.2.1") -> ConnectionPlace:
         """A new connection."""
         place = self.among.enter(peer, lambda: self.ended.append(name))
         self.places[name] = place

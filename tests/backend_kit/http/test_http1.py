@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend_kit.http import ServeSettings
-from backend_kit.settings import Connections
+from backend_kit.settings import ConnectionBounds
 from tests.backend_kit.http.socket_app import SocketApp, connect, frame, handshake, read_frame, running
 from tests.support.patience import PATIENCE_S
 
@@ -19,7 +19,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def bounded(**bounds: Any) -> ServeSettings:
-    return ServeSettings(connections=Connections.model_validate(bounds), health_paths=("/healthz",))
+    return ServeSettings(connections=ConnectionBounds.model_validate(bounds), health_paths=("/healthz",))
 
 
 SLOW = bounded(body_bytes_per_s=1000, body_window_s=0.2)

@@ -13,7 +13,7 @@ import uvicorn
 
 from backend_kit.http import CannotListen, ServeSettings, listen
 from backend_kit.http.server import DrainServer
-from backend_kit.settings import Connections
+from backend_kit.settings import ConnectionBounds
 from tests.backend_kit.http.socket_app import (
     SocketApp,
     close_code,
@@ -141,7 +141,7 @@ async def test_the_end_is_awaited_and_not_looked_for() -> None:
     assert ticks == [0, 0]
 
 
-HEAD = ServeSettings(connections=Connections(head_s=2.0))
+HEAD = ServeSettings(connections=ConnectionBounds(head_s=2.0))
 
 
 @pytest.mark.parametrize(
