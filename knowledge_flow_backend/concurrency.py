@@ -1,14 +1,19 @@
 """Concurrency helpers: threads for computation behind a bounded queue, and two coroutines run together."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+UNBOUNDED: Final = sys.maxsize
+"""For `waiting` and `waiting_per_user` of a gate: nobody is refused."""
 
 
 class ThreadsBusy(Exception):

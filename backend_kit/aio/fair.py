@@ -1,7 +1,6 @@
 """Who goes next where users wait for the same thing: one after the other by user, however much each asks for."""
 
 import asyncio
-import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -10,9 +9,6 @@ from types import TracebackType
 from typing import Final, Literal
 
 _IDLE_USERS_KEPT: Final = 10_000
-
-UNBOUNDED: Final = sys.maxsize
-"""For `waiting` and `waiting_per_user`: nobody is refused."""
 
 Crowd = Literal["per_user", "overall"]
 """Whose bound of waiting a request met: that of its user, or that of all."""

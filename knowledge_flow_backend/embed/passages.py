@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from backend_kit.aio import UNBOUNDED, FairGate, GateRules
+from backend_kit.aio import FairGate, GateRules
+from knowledge_flow_backend.concurrency import UNBOUNDED
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.index.models import Vector
 

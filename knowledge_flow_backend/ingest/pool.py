@@ -13,8 +13,9 @@ from time import perf_counter
 from typing import Any
 
 import knowledge_flow_backend
-from backend_kit.aio import UNBOUNDED, FairGate, GateRules
+from backend_kit.aio import FairGate, GateRules
 from backend_kit.wire import InvalidJson, dumps, loads
+from knowledge_flow_backend.concurrency import UNBOUNDED
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.ingest.worker import EXIT_OUT_OF_MEMORY
 from knowledge_flow_backend.library.reasons import Reason, Refused

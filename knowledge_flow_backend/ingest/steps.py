@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
-from backend_kit.aio import UNBOUNDED, FairGate, GateRules
+from backend_kit.aio import FairGate, GateRules
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import UNBOUNDED
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable

@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from backend_kit.aio import UNBOUNDED, FairGate, GateRules
+from backend_kit.aio import FairGate, GateRules
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
+from knowledge_flow_backend.concurrency import UNBOUNDED
 from knowledge_flow_backend.engines.pgvector.rows import vector_text
 from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
