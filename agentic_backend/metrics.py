@@ -299,6 +299,9 @@ class AgenticMetrics(ServiceMetrics):
             "spool_commit_ms",
             buckets.SHORT,
         )
+        self._spool_file()
+
+    def _spool_file(self) -> None:
         self.spool_records: KpiGauge = self._level(
             "app_spool_records", "Records in the spool, asks of running turns included.", "spool_records"
         )

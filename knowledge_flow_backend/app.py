@@ -172,23 +172,24 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             from knowledge_flow_backend.surfaces.mcp import make_mcp
 
             state.mcp = make_mcp(search, library, tasks, settings)
-        self._start_tasks(tasks, stack)
-        audit.start(tasks)
-        tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
-        engine.spawn(tasks)
-        tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
-        tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
+        self._start(state, stack)
         pools = PoolReport((database.main, database.writes), metrics)
-        gates = {
-            "search": search.gate,
-            "upload": ingest.ingest.gate,
-            "parse": ingest.ingest.parsing,
-        }
+        gates = {"search": search.gate, "upload": ingest.ingest.gate, "parse": ingest.ingest.parsing}
         tasks.spawn("pool-clock", lambda: _watch(pools, gates, metrics), restart=True)
-        if isinstance(embedder, LocalEmbedder):
-            embedder.start()
         kpi.add_lines(pools.lines)
         return state
+
+    def _start(self, state: State, stack: AsyncExitStack) -> None:
+        """Start the background work of what was built."""
+        tasks, ingest = state.tasks, state.ingest
+        self._start_tasks(tasks, stack)
+        state.audit.start(tasks)
+        tasks.spawn("index-schema", lambda: _open_index(state), restart=True)
+        state.engine.spawn(tasks)
+        tasks.spawn("ingest-leases", ingest.ingest.keep_leases, restart=True, essential=True)
+        tasks.spawn("ingest-take-up", ingest.ingest.take_up, restart=True)
+        if isinstance(state.embedder, LocalEmbedder):
+            state.embedder.start()
 
 
 def serve_app(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
