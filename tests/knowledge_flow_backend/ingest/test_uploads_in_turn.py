@@ -1,4 +1,4 @@
-"""Uploads that are received or worked on: so many of one user, whether they listen or not, and never in another's way."""
+"""Uploads that are received or worked on: so many of one user, whether they listen or not, in nobody else's way."""
 
 import asyncio
 import io
