@@ -85,7 +85,7 @@ class HardenedHttp(H11Protocol):
         # The connection may end as a socket, which this protocol does not hear of.
         self.ws_protocol_class = cast("Any", partial(cast("Any", self.ws_protocol_class), on_end=self._place.leave))
         if self._place.refuses is not None:
-            self.app = cast("Any", _OnlyHealth(self.app, self.health_paths, self._refuse_request))
+            self.app = cast("Any", _OnlyHealth(self.app, self.health_paths, self._place))
         self._arm_head()
 
     def abort(self) -> None:
@@ -153,7 +153,7 @@ class HardenedHttp(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over, with its place; above the bounds, refuse."""
         if self._place.refuses is not None:
-            self._refuse_request()
+            self._place.refused(self._place.refuses)
             self.transport.write(_OVERLOADED)
             self.transport.close()
             return
@@ -201,8 +201,10 @@ class HardenedHttp(H11Protocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Break the circles through what the application was given: this goes at once, not with a later collection."""
+        """Break the circles through what the application was given, and through the parser that tells of malformed
+        requests: this goes at once, not with a later collection."""
         self.app_state = {}
+        self.conn = None  # type: ignore[assignment]  # nothing is read any more
         self.cycle = None  # type: ignore[assignment]  # uvicorn's begins so
         self.scope = None  # type: ignore[assignment]  # uvicorn's begins so
 
@@ -255,10 +257,6 @@ class HardenedHttp(H11Protocol):
     def _malformed(self) -> None:
         self._place.refused("malformed")
         self._end_unanswered(_BAD_REQUEST)
-
-    def _refuse_request(self) -> None:
-        if self._place.refuses is not None:
-            self._place.refused(self._place.refuses)
 
     def _end_unanswered(self, answer: bytes) -> None:
         """End the connection in the middle of a request: with an answer, unless the application has begun one."""
@@ -314,17 +312,18 @@ class _AnswerTransport:
 class _OnlyHealth:
     """The application for a connection above the bounds."""
 
-    def __init__(self, app: Any, paths: Collection[str], refused: Callable[[], None]) -> None:
+    def __init__(self, app: Any, paths: Collection[str], place: ConnectionPlace) -> None:
         self._app: ASGIApp = app
         self._paths = paths
-        self._refused = refused
+        self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse with 503."""
         if scope["path"] in self._paths:
             await self._app(scope, receive, send)
             return
-        self._refused()
+        if self._place.refuses is not None:
+            self._place.refused(self._place.refuses)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(_FULL)),

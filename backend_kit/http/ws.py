@@ -111,8 +111,10 @@ class HardenedWS(WebSocketsSansIOProtocol):
         super().__init__(config, server_state, {**given, **ours}, _loop)
         self.close_timeout = self.linger_s
         # uvicorn hands its own logger to the codec, which then prints headers and frames at DEBUG, tokens included.
+        codec = self.conn
+        codec.parser.close()  # it refers to the codec, which would stay until a collection
         self.conn = FragmentProtocol(
-            extensions=self.conn.available_extensions,
+            extensions=codec.available_extensions,
             max_size=config.ws_max_size,
             logger=logging.getLogger("websockets.server"),
         )

@@ -91,3 +91,12 @@ async def test_an_answer_before_the_body_ends_the_connection(standing: Standing)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"\r\nconnection: close\r\n" in answer
         assert b"too_large" in await all_of(stranger)
+
+
+async def test_who_is_nobody_is_refused_before_the_body_and_at_once(standing: Standing) -> None:
+    """docs/trust.md#D16: an answer and the end, whose client has sent one byte of its body and waits."""
+    async with bystander(standing), peer(standing.port) as stranger:
+        await stranger.send(post("Content-Length: 100000", body=b"{", token="none"))
+        answer = await all_of(stranger)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"\r\nconnection: close\r\n" in answer
