@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from agentic_backend.agent.created import MAX_BYTES
+from agentic_backend.agent.policy import AgentPolicy, PolicyRoles
 from backend_kit.auth import Identity
 from tests.support.people import SECRET, SECURITY, headers_of
 from tests.support.service import BASE, hear, hear_until, say
@@ -252,7 +253,8 @@ async def test_the_role_is_read_from_the_token(start_service):
 async def test_who_may_change_agents(service):
     services = service.service.running.chat.agents
     assert set(await service.get("/config/permissions")) > EDITING
-    restricted = replace(services, editor_roles=frozenset({"admin", "keeper"}))
+    roles = PolicyRoles(operators=frozenset({"operator"}), editors=frozenset({"admin", "keeper"}))
+    restricted = replace(services, policy=AgentPolicy(service.service.running.persistence.grants, roles))
     callers = [Identity("u", "u", roles=frozenset(roles)) for roles in ((), ("reader",), ("reader", "keeper"))]
     assert [services.may_edit(caller) for caller in callers] == [True, True, True]
     assert [restricted.may_edit(caller) for caller in callers] == [False, False, True]
