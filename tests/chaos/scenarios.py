@@ -102,7 +102,7 @@ SCENARIOS = (
     Scenario(("D12",), crowding.cycles, 9),
     Scenario(("fairness",), fairness.floods, 50, kind=ALONE),
     Scenario(("D16",), connections.unfinished, 14, kind=PAIRED),
-    Scenario(("D17",), connections.too_many, 22, kind=CALM),
+    Scenario(("D17",), connections.too_many, 33, kind=ALONE),
     Scenario(("E8",), identity.troubled_issuer, 31, kind=PAIRED),
     Scenario(("fairness", fairness_kf.ID), fairness_kf.floods, 60, kind=ALONE),
     Scenario(("canary",), canary.canary, 25),
