@@ -333,18 +333,13 @@ CONTRACTS = (
     ),
     Contract(
         "starlette",
-        "test_starlette.py::test_a_form_has_its_file_on_disk_and_its_size_beside_it",
-        {"agentic_backend.rest.attachments": ("MultiPartParser",)},
-    ),
-    Contract(
-        "starlette",
-        "test_starlette.py::test_a_form_beyond_a_limit_is_refused",
-        {"agentic_backend.rest.attachments": ("max_part_size", "MultiPartException")},
+        "test_starlette.py::test_a_route_runs_what_stands_in_its_app_and_the_router_its_default",
+        {"backend_kit.http.admission": ("route.app", "router.default")},
     ),
     Contract(
         "starlette",
         "test_starlette.py::test_a_stream_is_sent_by_the_method_that_we_override",
-        {"knowledge_flow_backend.library.router": ("stream_response",)},
+        {"backend_kit.http.download": ("stream_response",)},
     ),
     Contract(
         "starlette",

@@ -1,15 +1,13 @@
 """What starlette does below its requests and responses; what it does with sockets stands in test_uvicorn.py."""
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -25,48 +23,29 @@ async def nothing() -> Any:
     raise AssertionError("nobody reads the request")
 
 
-def part(name: str, data: bytes, file: str = "") -> bytes:
-    called = f'; filename="{file}"' if file else ""
-    head = f'--b\r\nContent-Disposition: form-data; name="{name}"{called}\r\n\r\n'
-    return head.encode() + data + b"\r\n"
+async def test_a_route_runs_what_stands_in_its_app_and_the_router_its_default() -> None:
+    """backend_kit/http/admission.py puts itself before both, once the routes are there; after the match."""
+    ran: list[str] = []
 
+    def told(name: str) -> ASGIApp:
+        async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+            ran.append(f"{name} {scope.get('path_params')}")
 
-def parser(*parts: bytes, **limits: int) -> MultiPartParser:
-    async def stream() -> AsyncGenerator[bytes, None]:
-        for one in (*parts, b"--b--\r\n"):
-            yield one
+        return app
 
-    return MultiPartParser(Headers({"content-type": "multipart/form-data; boundary=b"}), stream(), **limits)
+    async def endpoint(_request: Request) -> Response:
+        raise AssertionError("it was replaced")
 
-
-async def test_a_form_has_its_file_on_disk_and_its_size_beside_it() -> None:
-    """agentic_backend/rest/attachments.py parses forms itself, under limits that `Request.form` does not take."""
-    form = await parser(part("file", b"x" * 2000, "a.txt"), part("session_id", b"s"), max_part_size=1000).parse()
-    file = form["file"]
-    assert isinstance(file, UploadFile)
-    assert (file.filename, file.size, file.file.read()) == ("a.txt", 2000, b"x" * 2000)
-    assert form["session_id"] == "s"
-    await form.close()
-    assert file.file.closed
-
-
-@pytest.mark.parametrize(
-    ("parts", "limits"),
-    [
-        ([part("a", b"x" * 1001)], {"max_part_size": 1000}),
-        ([part("a", b"x"), part("b", b"x")], {"max_fields": 1}),
-        ([part("a", b"x", "a"), part("b", b"x", "b")], {"max_files": 1}),
-    ],
-    ids=["size of a field", "fields", "files"],
-)
-async def test_a_form_beyond_a_limit_is_refused(parts: list[bytes], limits: dict[str, int]) -> None:
-    """agentic_backend/rest/attachments.py answers 400 to it."""
-    with pytest.raises(MultiPartException):
-        await parser(*parts, **limits).parse()
+    route, files = Route("/a/{b}", endpoint), Mount("/web", told("never"))
+    application = Starlette(routes=[route, files])
+    route.app, files.app, application.router.default = told("route"), told("mount"), told("default")
+    for path in ("/a/1", "/web/x.js", "/nowhere"):
+        await application({**SCOPE, "path": path}, nothing, nothing)
+    assert ran == ["route {'b': '1'}", "mount {}", "default None"]
 
 
 async def test_a_stream_is_sent_by_the_method_that_we_override() -> None:
-    """knowledge_flow_backend/library/router.py overrides `stream_response`, to end a download that fails halfway."""
+    """backend_kit/http/download.py overrides `stream_response`, to end a download that fails halfway."""
     sent: list[Any] = []
 
     class Cut(StreamingResponse):
