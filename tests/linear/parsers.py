@@ -24,7 +24,8 @@ from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.peers.events import decode_ask, decode_events
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
-from agentic_backend.session.models import Session
+from agentic_backend.session.models import HistoryWindow, Session, cut_texts
+from agentic_backend.spool.pending import event_of
 from agentic_backend.surfaces.agui import reading as agui_reading
 from agentic_backend.surfaces.mcp.tools import tool_name
 from agentic_backend.surfaces.openai import asked, items, reading, response_request
@@ -32,7 +33,7 @@ from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
 from backend_kit.auth import api_keys
 from backend_kit.auth.acting import naming_headers
-from backend_kit.http import page_allowed
+from backend_kit.http import multipart, page_allowed
 from backend_kit.http.redact import redact
 from backend_kit.http.strict import StrictConnection
 from knowledge_flow_backend.embed import model_server
@@ -415,6 +416,19 @@ CASES: Final[dict[str, Case]] = {
         spelled,
         (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
     ),
+    "agentic_backend/session/models.py::cut_texts": (
+        lambda made: cut_texts(made, HistoryWindow(5, 5)),
+        (
+            *raw('{"type":"text","text":"aé"},', before='{"parts":[', behind='{"type":"text","text":"a"}]}'),
+            *raw("a", "\\n", "é", before='{"parts":[{"type":"text","text":"', behind='"}]}'),
+        ),
+    ),
+    "agentic_backend/spool/pending.py::event_of": (event_of, (*_JSON, *_OBJECT)),
+    "backend_kit/http/multipart.py::as_text": (multipart.as_text, (*raw("a", "é"), lambda n: b"\xff" * n)),
+    "backend_kit/http/multipart.py::names_of": (
+        multipart.names_of,
+        raw("a", ";", "; ", '"', "=", "a=b;", "*0=a;", "%", "\\", before='form-data; name="'),
+    ),
     "backend_kit/http/redact.py::redact": (
         lambda made: redact(made, len(made)),
         again("?", "?a=", "?token=", "bearer ", "bearer", ".", "eyJ", "tw_", "%74", " ", "a", "?%", "=", "bearer."),
@@ -601,6 +615,13 @@ UNREACHED: Final[dict[str, str]] = {
     "backend_kit/aio/vigil.py::kind_of": _NAMES_TASK,
     "backend_kit/http/ws.py::text_frame": _PASSES_ON,
     "backend_kit/kpi/core.py::phase": _OURS,
+    f"{_CHAT}/dialects.py::unpaced": "the default of a bound: it reads nothing",
+    "agentic_backend/rest/messages.py::enclosed": _PASSES_ON,
+    "agentic_backend/rest/upload.py::receive": "a stream, which python-multipart reads in pieces",
+    "backend_kit/auth/grant.py::below": _OURS,
+    "backend_kit/auth/identity.py::any_agent": "the default of a policy: it reads nothing",
+    "backend_kit/db/audit.py::adding": _OURS,
+    "backend_kit/db/audit.py::with_events": _OURS,
     "knowledge_flow_backend/cli/client.py::say": _PASSES_ON,
     "knowledge_flow_backend/cli/client.py::refuse": _PASSES_ON,
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
