@@ -1,5 +1,6 @@
 """Builds the parts of the service from its settings: clients, rules and limits."""
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -148,7 +149,8 @@ def make_attachments(
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     if ai.max_attached_files_per_user:
-        say_if_beside_the_spool(directory or Path(tempfile.gettempdir()), Path(settings.persistence.spool_dir))
+        with contextlib.suppress(OSError):  # where no file can be written, there is no directory for it either
+            say_if_beside_the_spool(directory or Path(tempfile.gettempdir()), Path(settings.persistence.spool_dir))
     return AttachmentServices(
         store=persistence.attachments,
         sessions=persistence.store,

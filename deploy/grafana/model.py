@@ -308,6 +308,7 @@ AUDIT = Panel(
     "They wait while Postgres is away; what is lost is in no log.",
     "short",
     [Target(level("app_audit_pending"), "waiting"), Target(rate("app_audit_lost_total"), "lost a second")],
+    quiet="none waits, and none is lost",
 )
 
 

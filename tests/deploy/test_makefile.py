@@ -39,7 +39,7 @@ TARGETS = (
         "bench-kpi",
         "bench-ingest",
         "bench-growth",
-    "bench-memory",
+        "bench-memory",
         "bench-strangers",
         "bench-doors",
         "doors-clients",

@@ -10,7 +10,7 @@ from tests.support.people import SECURITY, headers_of
 
 PAGE = ("/docs", "/docs/page.js", "/docs/page.css", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
 TAGS = {"chat", "agents", "documents", "kpi", "settings", "health", "search", "libraries", "attachments"}
-TAGS |= {"openai", "agui"}
+TAGS |= {"openai", "agui", "audit"}
 PUBLIC = {"/healthz", "/ready", "/config/frontend_settings"}
 
 

@@ -90,6 +90,7 @@ def _traffic() -> Row:
                 "Refused or ended, by the bound; the log names a client of each once a minute.",
                 "ops",
                 [Target(rate("app_connections_refused_total", by="reason"), "{{reason}}")],
+                quiet="none is refused",
             ),
         ],
     )

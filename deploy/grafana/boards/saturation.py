@@ -120,6 +120,7 @@ def _waiting() -> Row:
                 "By what they cost. Those of one user wait for each other; of many: too few places.",
                 "short",
                 [Target(level("app_requests_waiting", by="cost"), "{{cost}}")],
+                quiet="nobody waits",
             ),
             Panel(
                 "Requests not admitted",

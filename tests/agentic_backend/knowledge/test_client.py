@@ -322,7 +322,7 @@ async def test_what_is_down_is_no_longer_asked_and_each_route_has_its_own_breake
         with pytest.raises(KfUnavailable):
             await client.search(QUERY, Caller())
     assert len(fake.bodies("search")) == 5
-    assert not client.reachable
+    assert client.told == "down"
     assert await client.markdown("d0", Caller()) is None  # the fake has no such route: it was asked
 
 
@@ -335,7 +335,7 @@ async def test_a_slow_service_is_no_longer_waited_for(fake: FakeKnowledge) -> No
         asked = len(fake.calls)
         with pytest.raises(KfUnavailable, match="circuit open") as raised:
             await client.search(QUERY, Caller())
-        assert not client.reachable
+        assert client.told == "down"
     assert raised.value.retry_after_s is not None
     assert len(fake.calls) == asked <= 5
 
@@ -347,7 +347,7 @@ async def test_refusals_of_single_requests_do_not_open_the_breaker(
         fake.search = answers(status)
         with pytest.raises(KfUnavailable):
             await client.search(QUERY, Caller())
-    assert client.reachable
+    assert client.told != "down"
 
 
 async def test_a_cancelled_call_closes_its_connection(fake: FakeKnowledge, client: KnowledgeClient) -> None:
@@ -366,7 +366,7 @@ async def test_a_cancelled_call_closes_its_connection(fake: FakeKnowledge, clien
         await arrived.wait()
         call.cancel()
     await asyncio.wait_for(gone.wait(), PATIENCE_S)
-    assert client.reachable
+    assert client.told != "down"
 
 
 async def test_failures_are_said_once_a_second_without_what_was_asked(

@@ -11,7 +11,7 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.listing import _PENDING_BYTES, SEARCH_SESSIONS
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import Session, SessionsWanted
-from tests.agentic_backend.records import USER, history_of, new_session, turn
+from tests.agentic_backend.records import EVERYTHING, USER, new_session, turn
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -163,8 +163,11 @@ async def test_a_message_of_any_size_and_kind_is_stored(persistence: Persistence
     odd = turn(session, "e2", "x" * 5000, "")
     await persistence.log.append(odd)
     await persistence.flush(PATIENCE_S)
-    assert len(rows_of := await history_of(persistence.store, session.id, USER)) == 4
-    assert b"word299999" in rows_of[1]
+    pages = [page async for page in persistence.store.pages(session.id, USER, EVERYTHING)]
+    assert sum(len(page.messages) for page in pages) == 3
+    assert [page.large for page in pages if page.large is not None] == [1]
+    pieces = [piece async for piece in persistence.store.message(session.id, USER, 1)]
+    assert b"word299999" in b"".join(pieces)
     assert await titles(persistence, "word100") == ["Large"]
     assert await titles(persistence, "word299999") == []
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from backend_kit.db.audit import DROP_AUDIT
 from backend_kit.db.schema import SchemaTooNew
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import IndexUnavailable
@@ -34,6 +35,8 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
 async def test_an_index_of_before_gets_its_vectors_alone(
     corpus: Corpus, database: Database, engine: str | None, dimension: int, made: bool
 ) -> None:
+    for statement in DROP_AUDIT:
+        corpus.sql(statement)
     corpus.sql("UPDATE alembic_version SET version_num = '0006'")
     if engine is not None:
         row = {"engine": engine, "dimension": dimension}

@@ -304,7 +304,8 @@ async def test_a_user_has_so_many_attachments_whoever_sends_them_and_in_whicheve
 async def test_files_of_a_user_on_disk_are_bounded_however_many_are_sent(
     start_knowledge_flow: StartKnowledgeFlow,
 ) -> None:
-    async with start_knowledge_flow(security=SECURITY) as service:
+    # More than these places at a time, which the admission of routes would not let through.
+    async with start_knowledge_flow(security=SECURITY, requests={"at_once": 8}) as service:
         state = service.service.running.fast
         head = f"POST {BASE}/fast/text HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n".encode()
         head += "".join(f"{name}: {value}\r\n" for name, value in headers_of("ann").items()).encode()

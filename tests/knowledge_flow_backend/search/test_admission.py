@@ -18,6 +18,7 @@ from knowledge_flow_backend.rerank import RerankService
 from knowledge_flow_backend.rerank.local import QuestionVectors
 from knowledge_flow_backend.search.service import SearchRules, SearchService
 from knowledge_flow_backend.search.wire import RerankRequest, SearchRequest
+from tests.knowledge_flow_backend.ingest.ingestion import unheard
 from tests.support.patience import PATIENCE_S
 
 
@@ -69,6 +70,7 @@ class Searches:
             vectors=QuestionVectors(),
             reranking=RerankService(None, metrics=self.metrics, kpi=self.kpi),
             rules=SearchRules(10, GateRules(**rules), 1000, deadline_s, "test"),
+            reads=unheard(),
             metrics=self.metrics,
             kpi=self.kpi,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from backend_kit.db.audit import DROP_AUDIT
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.errors import DocumentsUnavailable
@@ -182,6 +183,8 @@ async def test_a_migration_counts_what_is_there(corpus: Corpus, database: Databa
     whole = kept(corpus)
     corpus.sql("DROP FUNCTION note_words_of_document, note_words_of_place, note_words_of_chunks CASCADE")
     corpus.sql("DROP TABLE word_notes, counted_documents, word_counts, word_places")
+    for statement in DROP_AUDIT:
+        corpus.sql(statement)
     corpus.sql("UPDATE alembic_version SET version_num = '0005'")
     await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX)
     assert kept(corpus) == whole == from_scratch(corpus)
