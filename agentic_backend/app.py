@@ -24,7 +24,7 @@ from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.rest.answers import Answers
+from agentic_backend.rest.answers import ANSWER_PARTS, Answers
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
 from agentic_backend.rest.keys import KeyServices
@@ -47,6 +47,7 @@ from agentic_backend.surfaces.services import AnswerTask, DoorServices, McpSessi
 from agentic_backend.ticker import Ticker, TickerSources
 from agentic_backend.verdict import TurnQuantiles, Windows
 from agentic_backend.wiring import (
+    by_user,
     door_routes,
     entrance,
     look_again_for_missing,
@@ -282,7 +283,7 @@ class AgenticService(Service[AgenticSettings, State]):
             feedback=persistence.feedback,
             figures=persistence.figures,
             public=public_settings(settings),
-            answers=Answers(kpi, settings.deadlines.send_s, metrics.limit_hit),
+            answers=Answers(kpi, settings.deadlines.send_s, metrics.limit_hit, by_user(settings, ANSWER_PARTS)),
             views=KpiViews(turns.windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
         )
         doors = self._make_doors(

@@ -33,7 +33,7 @@ from agentic_backend.persist.replication import Replication
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
 from agentic_backend.persist.shares import SharedRate
 from agentic_backend.rest.agents import AgentServices
-from agentic_backend.rest.attachments import AttachmentServices
+from agentic_backend.rest.attachments import ATTACHED_FILES, AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.keys import KeyServices, KeyStore
 from agentic_backend.session.admission import Admission, Overall, TurnLimits
@@ -43,7 +43,7 @@ from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
 from agentic_backend.surfaces.services import DoorServices, Entrance
-from backend_kit.aio import TaskRegistry
+from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.auth import ApiKeys
 from backend_kit.kpi import Kpi
 
@@ -137,6 +137,11 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_
     return KnowledgeClient(endpoint, metrics)
 
 
+def by_user(settings: AgenticSettings, rules: GateRules) -> FairGate:
+    """A gate that users share; without authentication they are one."""
+    return FairGate(rules if settings.security.user.enabled else rules.of_one_user())
+
+
 def make_attachments(
     settings: AgenticSettings, persistence: Persistence, metrics: AgenticMetrics, stack: AsyncExitStack
 ) -> AttachmentServices:
@@ -159,6 +164,7 @@ def make_attachments(
         most=ai.max_attached_files_per_user,
         max_bytes=ai.max_attached_file_size_mb * _MIB,
         limit_hit=metrics.limit_hit,
+        gate=by_user(settings, ATTACHED_FILES),
         directory=directory,
     )
 

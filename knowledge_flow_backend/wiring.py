@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from backend_kit.aio import GateRules, TaskRegistry
+from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
@@ -18,7 +18,7 @@ from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.ingest.fast import FastIngest
-from knowledge_flow_backend.ingest.fast_router import FastServices
+from knowledge_flow_backend.ingest.fast_router import ATTACHMENT_FILES, FastServices
 from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.receive import UploadLimits
 from knowledge_flow_backend.ingest.router import IngestServices
@@ -216,15 +216,25 @@ async def make_ingest(
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
     return (
         IngestServices(service, intake, staging, bounds),
-        FastServices(fast, service, Attachments(database), staging, one_file, limits.max_attachments_per_user),
+        FastServices(
+            fast,
+            service,
+            Attachments(database),
+            staging,
+            one_file,
+            limits.max_attachments_per_user,
+            FairGate(_by_user(settings, ATTACHMENT_FILES)),
+        ),
     )
 
 
 def _shared(settings: KnowledgeFlowSettings, places: int, per_user: int) -> GateRules:
     """Places that users share; those of who has none are kept. Without authentication there is one user."""
-    if not settings.security.user.enabled:
-        return GateRules(places)
-    return GateRules(places, per_user=per_user, reserve=places // _RESERVED)
+    return _by_user(settings, GateRules(places, per_user=per_user, reserve=places // _RESERVED))
+
+
+def _by_user(settings: KnowledgeFlowSettings, rules: GateRules) -> GateRules:
+    return rules if settings.security.user.enabled else rules.of_one_user()
 
 
 def _reserve(settings: KnowledgeFlowSettings) -> int:

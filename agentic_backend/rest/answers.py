@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 UNREAD: Final = "answers_unread"
 """The label of answers that were cut off because their client did not read them, in `app_limit_hits_total`."""
-_RULES: Final = GateRules(places=16, per_user=4, reserve=4)
+ANSWER_PARTS: Final = GateRules(places=16, per_user=4, reserve=4)
 """A place holds one part: up to a quarter of a MiB, a whole one where a single message is as large."""
 _SLOWEST_BYTES: Final = 256 * 1024
 """What a client must take within `deadlines.send_s`."""
@@ -46,7 +46,7 @@ class Answers:
     kpi: Kpi
     send_s: float
     limit_hit: Callable[[str], None]
-    gate: FairGate = field(default_factory=lambda: FairGate(_RULES))
+    gate: FairGate
 
 
 class _Unread(Exception):

@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, Protocol
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/chatbot/upload"
 MAX_NAME_CHARS: Final = 120
-_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
+ATTACHED_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
 """A place is a file of up to `max_bytes` on our disk; as many uploads to knowledge flow run at once."""
 _REFUSALS: Final = (
     AttachmentDuplicate,
@@ -91,8 +91,8 @@ class AttachmentServices:
     most: int
     max_bytes: int
     limit_hit: Callable[[str], None]
+    gate: FairGate
     directory: Path | None = None
-    gate: FairGate = field(default_factory=lambda: FairGate(_FILES))
 
 
 def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices], caller: Any) -> None:

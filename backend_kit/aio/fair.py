@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final, Literal
 
@@ -30,6 +30,10 @@ class GateRules:
     waiting_per_user: int = 100
     budget_s: float = 0.0
     half_life_s: float = 60.0
+
+    def of_one_user(self) -> "GateRules":
+        """The same where all callers count as one user, as without authentication: only what is bounded in all."""
+        return replace(self, per_user=0, reserve=0, waiting_per_user=self.waiting, budget_s=0.0)
 
 
 class Crowded(Exception):

@@ -195,15 +195,14 @@ class RouteAdmission:
 
 def _rules(cost: Cost, limits: RequestLimits) -> GateRules:
     places, times, keeps = _SHARES[cost]
-    if not limits.at_once or not times:
-        return GateRules(places=places, waiting=_WAITING, waiting_per_user=_WAITING)
-    return GateRules(
+    rules = GateRules(
         places=places,
         per_user=min(places, limits.at_once * times),
         reserve=places // 4 if keeps else 0,
         waiting=_WAITING,
         waiting_per_user=limits.waiting or _WAITING,
     )
+    return rules if rules.per_user else rules.of_one_user()
 
 
 class Admitted:

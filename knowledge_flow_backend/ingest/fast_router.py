@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -32,7 +32,7 @@ from knowledge_flow_backend.library.store import Attachments
 
 logger = logging.getLogger(__name__)
 
-_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
+ATTACHMENT_FILES: Final = GateRules(places=8, per_user=2, reserve=2, waiting_per_user=20)
 """A place is a file on the disk of uploads."""
 
 
@@ -56,7 +56,7 @@ class FastServices:
     staging: Staging
     limits: UploadLimits
     most: int
-    gate: FairGate = field(default_factory=lambda: FairGate(_FILES))
+    gate: FairGate
 
 
 def build_router(services: Callable[[], FastServices], identify: Callable[..., Any], base: str) -> APIRouter:

@@ -420,21 +420,31 @@ def descriptors_in(directory: Path) -> int:
     return found
 
 
+@pytest.mark.parametrize(("user", "at_once"), [("ann", 2), (None, 6)], ids=["of one user", "of all, who are one"])
 async def test_files_on_disk_are_bounded_by_user_and_closed(
-    start_service: StartService, knowledge: RunningKnowledgeFlow, tmp_path: Path
+    start_service: StartService,
+    knowledge: RunningKnowledgeFlow,
+    tmp_path: Path,
+    user: str | None,
+    at_once: int,
 ) -> None:
+    """Without authentication all callers are one user, and must not wait as one."""
     taken, go_on = asyncio.Event(), asyncio.Event()
+    # More than these places at a time, which the admission of routes would not let through.
+    signed_in = {} if user is None else {"security": SECURITY, "requests": {"at_once": 8}}
     async with (
         way_to(knowledge.port, taken, go_on) as port,
-        start_service(**settings(port, attachments_dir=str(tmp_path / "uploads"))) as service,
+        start_service(**settings(port, attachments_dir=str(tmp_path / "uploads")), **signed_in) as service,
     ):
-        session_id = await service.create_session(agent_id="Rico")
+        status, body = await call(service, "POST", "session", user, json={"agent_id": "Rico"})
+        assert status == 200
+        session_id = json.loads(body)["id"]
         gate = service.service.running.chat.attachments.gate
         async with asyncio.TaskGroup() as group:
-            uploads = [group.create_task(upload(service, session_id, f"{number}.md")) for number in range(6)]
+            uploads = [group.create_task(upload(service, session_id, f"{number}.md", user=user)) for number in range(6)]
             await taken.wait()
-            await until(lambda: gate.waiting == 4)
-            assert (gate.running, descriptors_in(tmp_path / "uploads")) == (2, 2)
+            await until(lambda: (gate.running, gate.waiting) == (at_once, 6 - at_once))
+            assert descriptors_in(tmp_path / "uploads") == at_once
             go_on.set()
         assert [one.result()[0] for one in uploads] == [200] * 6
         assert (gate.running, descriptors_in(tmp_path / "uploads")) == (0, 0)

@@ -7,8 +7,9 @@ import pytest
 
 from agentic_backend.errors import KfUnavailable, SessionNotFound, Unauthenticated
 from agentic_backend.knowledge import Caller, Ingested
-from agentic_backend.rest.attachments import AttachmentServices, _keep
+from agentic_backend.rest.attachments import ATTACHED_FILES, AttachmentServices, _keep
 from agentic_backend.session.attachments import Attachment, Verdict
+from backend_kit.aio import FairGate
 from backend_kit.wire import ServiceError
 
 FILE = Attachment("a1", "s1", "ann", "notes.md", "text/markdown", 5, "notes", "d1")
@@ -54,6 +55,7 @@ async def test_a_document_that_is_not_kept_is_deleted_now_or_later(failure: Serv
         most=5,
         max_bytes=100,
         limit_hit=lambda _name: None,
+        gate=FairGate(ATTACHED_FILES),
     )
     with pytest.raises(SessionNotFound):
         await _keep(services, FILE, Caller(None))

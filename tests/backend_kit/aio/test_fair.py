@@ -227,3 +227,14 @@ def test_who_comes_too_early_has_a_place_in_time_and_none_beyond_the_longest_wai
     assert pace.take("a", 1.0) == 0.5
     clock.now += 100.0
     assert [pace.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, None]
+
+
+async def test_where_all_are_one_user_only_what_is_bounded_in_all_holds() -> None:
+    gate = FairGate(GateRules(places=3, per_user=1, reserve=1, waiting=4, waiting_per_user=1).of_one_user())
+    people = Crowd(gate)
+    await people.come(*(f"a{number}" for number in range(8)))
+
+    assert people.entered == ["a0", "a1", "a2"]
+    assert gate.waiting == 4
+    assert isinstance(people.tasks["a7"].exception(), Crowded)
+    await people.all_go()
