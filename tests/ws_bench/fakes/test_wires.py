@@ -1,5 +1,6 @@
 """The official clients of each wire, as they are, against the fake model."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,8 +47,18 @@ async def of_ollama(model: Model) -> AsyncIterator[ollama.AsyncClient]:
     await client.close()
 
 
+def _build_its_schemas(of_openai: openai.AsyncOpenAI) -> None:
+    """In a thread: what the client builds at its first answer takes up to half a second of a loop."""
+    with (
+        openai.OpenAI(base_url=of_openai.base_url, api_key=of_openai.api_key) as client,
+        client.responses.stream(model="mock;tokens=1", input="Hello") as stream,
+    ):
+        stream.get_final_response()
+
+
 async def test_responses_are_streamed_as_their_client_puts_them_together(of_openai: openai.AsyncOpenAI) -> None:
     name = "mock;think=2;tokens=3;cached=1"
+    await asyncio.to_thread(_build_its_schemas, of_openai)
     async with of_openai.responses.stream(model=name, input="Hello there", reasoning=SUMMARY) as stream:
         events = [event async for event in stream]
         response = await stream.get_final_response()
