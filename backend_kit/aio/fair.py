@@ -110,7 +110,8 @@ class FairGate:
         if used_s:
             user.used_s = self._used(user) + used_s
             user.used_at = self._clock()
-        self._hand_out()
+        if self._line:
+            self._hand_out()
 
     def _may(self, user: _User) -> bool:
         rules = self._rules
