@@ -245,7 +245,7 @@ class AgenticService(Service[AgenticSettings, State]):
         app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
         app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         if self._settings.persistence.replicas == "many":
-            app.router.routes += relay_routes(self.relay, base)
+            app.router.routes += relay_routes(self.relay, base, self.admission.pace_stranger)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 

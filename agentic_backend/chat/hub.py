@@ -36,7 +36,7 @@ from backend_kit.auth import (
     know_caller,
     takes_any_token,
 )
-from backend_kit.http import Cost, RequestsTooMany, RouteAdmission, request_id
+from backend_kit.http import Cost, RouteAdmission, request_id
 from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 TICK_S = 1.0
@@ -115,7 +115,6 @@ class SocketHub:
         native = NativeDialect.subprotocol in websocket.scope.get("subprotocols", [])
         dialect = NativeDialect if native else CompatibleDialect
         with self._counted(_address(websocket)), contextlib.suppress(WebSocketDisconnect):
-            await websocket.accept(subprotocol=dialect.subprotocol)
             await self._run(websocket, dialect, turns)
 
     async def stream(self, request: Request, identity: Identity, turns: Turns) -> Response:
@@ -270,21 +269,12 @@ class SocketHub:
 
     async def _run(self, websocket: WebSocket, dialect: type[NativeDialect | CompatibleDialect], turns: Turns) -> None:
         scope = websocket.scope
-        try:
-            known = await self._known(scope)
-        except ServiceError:  # a key that nobody can look up now: the client connects again
-            await websocket.close(1011)
+        admitted = await self._admit(websocket)
+        await websocket.accept(subprotocol=dialect.subprotocol)
+        if isinstance(admitted, int):
+            await websocket.close(admitted)
             return
-        if known is None:
-            await self._admission.pace_stranger(_address(websocket))
-            await websocket.close(4401)
-            return
-        identity, credentials = known
-        try:
-            await self._admission.pace(identity.uid, Cost.CHEAP)
-        except RequestsTooMany:  # as where a key cannot be looked up
-            await websocket.close(1011)
-            return
+        identity, credentials = admitted
         abort: Callable[[], None] = scope["state"]["abort"]
         principal = Principal(identity, credentials, traceparent_of(websocket), self._verifier, scope["headers"])
         socket = ChatSocket(
@@ -307,6 +297,21 @@ class SocketHub:
             del self._sockets[socket]
             self._note_change(identity.uid)
             self._note_empty()
+
+    async def _admit(self, websocket: WebSocket) -> tuple[Identity, Credentials] | int:
+        """The caller of a handshake, at their pace; or the code with which the socket is closed.
+
+        Before the socket is accepted: who comes too fast waits for that, and opens none meanwhile.
+        """
+        try:
+            known = await self._known(websocket.scope)
+            if known is None:
+                await self._admission.pace_stranger(_address(websocket))
+                return 4401
+            await self._admission.pace(known[0].uid, Cost.CHEAP)
+        except ServiceError:  # too many came, or it is a key that nobody can look up now: the client connects again
+            return 1011
+        return known
 
     async def _known(self, scope: MutableMapping[str, Any]) -> tuple[Identity, Credentials] | None:
         """The caller of a handshake; None without valid credentials, or with a key that may not ask.

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter
@@ -55,17 +55,19 @@ class TurnRelay:
         """How many turns are being passed on now."""
         self._find = find
 
+    def knows(self, request: Request) -> bool:
+        """Whether it shows the token of this instance."""
+        shown = header(request.scope["headers"], b"authorization") or ""
+        return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
+
     def answer(self, request: Request) -> Response:
         """The answer to a request: the stream of the turn, or 404 without a body."""
-        turn = self._asked(request)
+        turn = self._asked(request) if self.knows(request) else None
         if turn is None:
             return Response(status_code=404)
         return RelayedTurn(self, turn, turn.after(int(request.query_params["after"])))
 
     def _asked(self, request: Request) -> Turn | None:
-        shown = header(request.scope["headers"], b"authorization") or ""
-        if not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):
-            return None
         asked = request.query_params
         after = asked.get("after", "")
         if not (after.isascii() and after.isdigit() and len(after) <= 18):
@@ -74,12 +76,17 @@ class TurnRelay:
         return turn if turn is not None and turn.ask.session_id == asked.get("session") else None
 
 
-def relay_routes(relay: TurnRelay, base: str) -> list[BaseRoute]:
-    """The route of the relay, below the base path. No document names it."""
+def relay_routes(
+    relay: TurnRelay, base: str, refused: Callable[[str], Awaitable[None]] | None = None
+) -> list[BaseRoute]:
+    """The route of the relay, below the base path. No document names it. Strangers are answered once `refused`, which
+    gets their address, returns."""
     router = APIRouter(prefix=base, route_class=DirectRoute)
 
     @router.get(PATH, include_in_schema=False)
     async def turns(request: Request) -> Response:
+        if refused is not None and not relay.knows(request):
+            await refused(request.client.host if request.client else "")
         return relay.answer(request)
 
     return router.routes

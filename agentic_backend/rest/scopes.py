@@ -76,8 +76,8 @@ SCOPES: Final[dict[str, Needs]] = {
 }
 
 ROUTE_COSTS: Final[dict[str, Cost]] = {
-    "GET /healthz": Cost.FREE,
-    "GET /ready": Cost.FREE,
+    "GET /healthz": Cost.HEALTH,
+    "GET /ready": Cost.HEALTH,
     "GET /audit/events": Cost.EXPORT,
     "GET //": Cost.PAGE,
     "GET //documents/{uid}": Cost.PAGE,

@@ -30,7 +30,9 @@ class Cost(StrEnum):
     """What a request costs those beside it."""
 
     FREE = "free"
-    """Nothing worth bounding, or it is bounded elsewhere: health, sockets, what instances say to each other."""
+    """Bounded elsewhere: sockets, what instances say to each other."""
+    HEALTH = "health"
+    """What probes ask, and whoever else likes: in turn by address."""
     PAGE = "page"
     """A file or a word for everybody: in turn by address, which a whole office may share."""
     CHEAP = "cheap"
@@ -73,7 +75,8 @@ class RequestsCrowded(ServiceError):
 
 
 _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
-    Cost.PAGE: (32, 0, False),
+    Cost.HEALTH: (16, 0, False),
+    Cost.PAGE: (16, 0, False),
     Cost.CHEAP: (32, 2, False),
     Cost.READ: (16, 1, True),
     Cost.EXPORT: (8, 1, True),
@@ -84,6 +87,9 @@ _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
 }
 """Of each kind: how many are at work in all, how many times `at_once` of one user (0: all of them), and whether a
 quarter is kept for users who have nothing at work."""
+_RESTS_S: Final[Mapping[Cost, float]] = {Cost.HEALTH: 0.04, Cost.PAGE: 0.08}
+"""How long a place is kept after an answer to anybody, who has no pace: 400 and 200 answers a second from all
+addresses at most, a sixth of what the loop could give. The first 16 wait for nothing, as the files of a page."""
 _WAITING: Final = 2_000
 """Requests of one kind that wait, of all users: some 10 KB each."""
 _LONGEST_PAUSE_S: Final = 5.0
@@ -259,7 +265,10 @@ class Admitted:
         try:
             await self._app(scope, receive, send)
         finally:
-            gate.leave(key)
+            if cost in _RESTS_S:
+                asyncio.get_running_loop().call_later(_RESTS_S[cost], gate.leave, key)
+            else:
+                gate.leave(key)
 
     async def _know(self, scope: Scope) -> str:
         """Leave the caller in the scope, for `bearer`. Returns their id."""

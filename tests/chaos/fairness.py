@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import quantiles
 from typing import Any
 
@@ -29,6 +29,8 @@ _OTHERS = 6
 _MODEL = "mock;ttft=100;gap=20;tokens=5"
 _LIMITS = {"per_user": {"sockets": 10, "turns": 4, "asks_per_min": 1200, "burst": 100}}
 """As in production, but for the rate of asks: who measures asks more often than a person."""
+_SHOWN = 20
+"""Messages of the history that others read: a window, as the page asks for, since their conversations grow."""
 _JSON = {"Content-Type": "application/json"}
 _GRACE_MS = 50.0
 _FACTOR = 2.0
@@ -142,9 +144,8 @@ class _Others:
         number = 0
         while time.perf_counter() < until:
             address = self._addresses[number % _OTHERS]
-            path = ("/chatbot/sessions", f"/chatbot/session/{self._sessions[number % _OTHERS]}/history", "/healthz")[
-                number % 3
-            ]
+            history = f"/chatbot/session/{self._sessions[number % _OTHERS]}/history?limit={_SHOWN}"
+            path = ("/chatbot/sessions", history, "/healthz")[number % 3]
             into = waits.health if path == "/healthz" else waits.reads
             begun = time.perf_counter()
             async with self._http.get(f"{address.url}{path}", headers=address.headers) as response:
@@ -211,6 +212,7 @@ def _floods(service: Service, *, short: bool) -> list[Flood]:
         frames("resume of unknown ids", resume),
         http("exports of 8 MB", "GET", f"{url}/chatbot/session/s0/export", connections=32),
         http("strangers", "GET", f"{url}/chatbot/sessions", given="no token"),
+        http("files of the page", "GET", f"{root}/", given=""),
         http("asks as streams", "POST", f"{url}/chatbot/query/stream", ask),
         http("chat completions", "POST", f"{root}/v1/chat/completions", chat),
     ]
@@ -222,8 +224,14 @@ def _floods(service: Service, *, short: bool) -> list[Flood]:
         frames("cancels of unknown ids", {"type": "cancel", "exchange_id": ANEW}),
         frames("renewals", {"type": "auth", "access_token": token}),
         frames("handshakes", None, connections=32),
+        replace(frames("handshakes of strangers", None, connections=32), token="no token"),
     ]
-    done = {"GET /chatbot/session/{session_id}/export", "POST /chatbot/query/stream", "POST //v1/chat/completions"}
+    done = {
+        "GET //",
+        "GET /chatbot/session/{session_id}/export",
+        "POST /chatbot/query/stream",
+        "POST //v1/chat/completions",
+    }
     for row, cost in ROUTE_COSTS.items():
         method, path = row.split()
         if method == "WS" or cost is Cost.FREE or row in done:

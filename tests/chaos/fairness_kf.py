@@ -36,6 +36,7 @@ _UPLOADS: Final = 6
 _SLOW_FILES: Final = 200
 _SLOW_PARAGRAPHS: Final = 60_000
 """Of a Word file of 40 KB, whose parser takes seconds."""
+_LONG: Final = b"A wheel turns in a mill by the river, and nobody sees it. " * 60
 _MORE_MS: Final = 50.0
 _UPLOAD_S: Final = 2.0
 
@@ -46,6 +47,8 @@ class _Person:
 
     http: aiohttp.ClientSession
     name: str
+    long: str = ""
+    """The id of a long document of theirs."""
     statuses: dict[int, int] = field(default_factory=dict)
 
     async def call(self, method: str, path: str, **options: Any) -> bytes:
@@ -66,6 +69,11 @@ class _Person:
 
     async def upload(self, *files: tuple[str, bytes]) -> bytes:
         return await self.call("POST", f"{_BASE}/upload-process-documents", data=_form("files", *files))
+
+    async def upload_long(self) -> None:
+        """A text of 1 MB, in some 900 passages."""
+        lines = await self.upload(("long.md", b"".join(b"# Part %d\n\n%b\n\n" % (at, _LONG) for at in range(300))))
+        self.long = json.loads(lines.splitlines()[-2])["document_uid"]
 
     async def small(self) -> None:
         """A file of 20 bytes, to its end in the index."""
@@ -104,6 +112,22 @@ async def _browse(mallory: _Person) -> None:
 
 async def _tags(mallory: _Person) -> None:
     await mallory.get()
+
+
+async def _passages(mallory: _Person) -> None:
+    await mallory.call("GET", f"{_BASE}/documents/{mallory.long}/chunks?limit=10000")
+
+
+async def _text(mallory: _Person) -> None:
+    await mallory.call("GET", f"{_BASE}/markdown/{mallory.long}")
+
+
+async def _file(mallory: _Person) -> None:
+    await mallory.call("GET", f"{_BASE}/raw_content/{mallory.long}")
+
+
+async def _health(mallory: _Person) -> None:
+    await mallory.call("GET", f"{_BASE}/ready")
 
 
 async def _small_files(mallory: _Person) -> None:
@@ -169,6 +193,10 @@ _FLOODS: Final = (
     _Flooding("rerank", _rerank, 32),
     _Flooding("documents", _browse),
     _Flooding("tags", _tags),
+    _Flooding("passages of 1 MB", _passages),
+    _Flooding("text of 1 MB", _text),
+    _Flooding("file of 1 MB", _file),
+    _Flooding("health", _health),
     _Flooding("mcp", _mcp),
     _Flooding("uploads of 5 small files", _small_files, 32),
     _Flooding("/fast/text", _fast_text, 32),
@@ -194,6 +222,7 @@ async def _beside(deployment: Deployment, size: Size, flood: _Flooding) -> list[
         for person in (alice, mallory):
             words = [(f"{number}.md", f"# Mill {number}\n\n{_QUESTION * 20}".encode()) for number in range(20)]
             await person.upload(*words)
+        await mallory.upload_long()
         before = await _measured(alice, size)
         async with asyncio.TaskGroup() as group:
             flooding = [group.create_task(_for_ever(mallory, flood)) for _ in range(flood.at_once)]

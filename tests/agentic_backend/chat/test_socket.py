@@ -8,6 +8,7 @@ from agentic_backend.chat import dialects, follow, outbox
 from agentic_backend.chat.outbox import Closing
 from agentic_backend.errors import Overloaded
 from backend_kit.auth import AuthError, Identity
+from backend_kit.http import RequestLimits
 from backend_kit.wire import Code
 from tests.agentic_backend.chat.told_hub import RULES, Peer, accept, cancel, delta, finish, told_hub, until
 from tests.support.patience import PATIENCE_S
@@ -578,11 +579,33 @@ async def test_no_more_sockets_get_in_while_their_credentials_are_looked_at():
     keys = asyncio.Event()
     async with told_hub(replace(RULES, max_sockets=3), Waiting()) as it:
         peers = [it.connect(token=f"ok-{number}") for number in range(20)]
-        await until(lambda: sum(peer.accepted or peer.denied == 503 for peer in peers) == 20)
+        await until(lambda: sum(peer.denied == 503 for peer in peers) == 17)
         keys.set()
         await until(lambda: len(it.hub) == 3)
         assert [peer.accepted for peer in peers] == [True] * 3 + [False] * 17
         for peer in peers[:3]:
+            peer.leave()
+
+
+@pytest.mark.parametrize("token", ["ok-ann", "stranger"])
+async def test_who_opens_sockets_too_fast_waits_before_they_are_accepted(token: str):
+    """A client in a loop opens the next one as soon as one is accepted, whatever becomes of it."""
+    waits: list[float] = []
+    go_on = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+        await go_on.wait()
+
+    limits = RequestLimits(per_s=20.0, burst=100)
+    rules = replace(RULES, max_sockets=300, sockets_per_user=300, sockets_per_address=300)
+    async with told_hub(rules, Names(), limits=limits, pause=pause) as it:
+        peers = [it.connect(token=token) for _ in range(120)]
+        await until(lambda: len(waits) == 20)
+        assert sum(peer.accepted for peer in peers) == 100
+        go_on.set()
+        await until(lambda: all(peer.accepted for peer in peers))
+        for peer in peers:
             peer.leave()
 
 

@@ -180,13 +180,15 @@ class ToldTurns:
 class ToldHub:
     """A hub with turns of the test's making."""
 
-    def __init__(self, group: asyncio.TaskGroup, rules: SocketRules, verifier: Verifier | None) -> None:
+    def __init__(self, group: asyncio.TaskGroup, rules: SocketRules, verifier: Verifier | None, **pace: Any) -> None:
         kpi = Kpi(CollectorRegistry(), service="agentic")
         self.registry = kpi.registry
         self.turns = ToldTurns()
         self.delivered: list[float] = []
         self.hub = SocketHub(
-            admission=RouteAdmission(verifier or NoAuth(), RequestLimits(), kpi.registry),
+            admission=RouteAdmission(
+                verifier or NoAuth(), registry=kpi.registry, **({"limits": RequestLimits()} | pace)
+            ),
             rules=rules,
             metrics=AgenticMetrics(kpi.registry, kpi),
             delivered=self.delivered.append,
@@ -213,10 +215,10 @@ class ToldHub:
 
 
 @asynccontextmanager
-async def told_hub(rules: SocketRules = RULES, verifier: Verifier | None = None) -> AsyncIterator[ToldHub]:
-    """A hub whose sockets have all ended at the end of the block."""
+async def told_hub(rules: SocketRules = RULES, verifier: Verifier | None = None, **pace: Any) -> AsyncIterator[ToldHub]:
+    """A hub whose sockets have all ended at the end of the block. `pace`: options of its `RouteAdmission`."""
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        yield ToldHub(group, rules, verifier)
+        yield ToldHub(group, rules, verifier, **pace)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -94,8 +94,9 @@ class House:
 
 
 @asynccontextmanager
-async def clients(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(house.app), base_url="http://127.0.0.1") as client:
+async def clients(house: House, address: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(house.app, client=(address, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 
@@ -220,6 +221,19 @@ async def test_the_page_is_for_everybody_and_what_is_not_there_is_not() -> None:
     async with clients(house) as client:
         assert (await client.get("/page")).text == '"for everybody"'
         assert (await client.get("/nothing")).status_code == 404
+
+
+async def test_what_is_for_everybody_is_answered_at_a_rate_and_in_turn_by_address() -> None:
+    house = House()
+    async with clients(house) as flood, clients(house, "127.0.0.2") as other, asyncio.TaskGroup() as group:
+        pages = [group.create_task(flood.get("/page")) for _ in range(60)]
+        await until(lambda: sum(page.done() for page in pages) == 16)
+        assert house.waiting("page") == 44  # the first 16 have their answers, and their places rest
+        assert (await other.get("/page")).status_code == 200
+        assert house.waiting("page") > 0
+        assert {(await page).status_code for page in pages} == {200}
+    gate = house.admission.gates[Cost.PAGE]
+    await until(lambda: gate.running == 0)
 
 
 async def test_without_authentication_nobody_is_one_user_of_many() -> None:
