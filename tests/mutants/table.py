@@ -10,6 +10,7 @@ PERSIST = "tests/agentic_backend/persist"
 REST = "tests/agentic_backend/rest"
 SPOOL = "tests/agentic_backend/spool"
 SERVICE = "tests/integration"
+KIT = "tests/backend_kit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ MUTANTS = (
     Mutant(
         "an instance lets whoever asks follow its turns",
         "agentic_backend/peers/relay.py",
-        'if not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):',
-        "if not shown:",
+        'return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())',
+        "return bool(shown)",
         f"{PEERS}/test_relay.py::test_who_may_not_know_is_told_that_there_is_nothing[changed0]",
     ),
     Mutant(
@@ -325,5 +326,47 @@ MUTANTS = (
         "        if not kept:\n",
         "        if kept:\n",
         f"{REST}/test_upload.py::test_a_document_that_is_not_kept_is_deleted_now_or_later[deleted]",
+    ),
+    Mutant(
+        "who has had a place stays first in the line",
+        "backend_kit/aio/fair.py",
+        "            self._line.move_to_end(user_id)\n",
+        "",
+        f"{KIT}/aio/test_fair.py::test_who_comes_later_waits_for_one_of_the_flood_and_no_more",
+    ),
+    Mutant(
+        "a wait that is given up keeps the place it was just given",
+        "backend_kit/aio/fair.py",
+        "            self.leave(user_id)  # it had been handed over in the same tick\n",
+        "            pass\n",
+        f"{KIT}/aio/test_fair.py::test_a_cancelled_wait_loses_no_place[True]",
+    ),
+    Mutant(
+        "a stranger's body is read",
+        "backend_kit/http/admission.py",
+        "            await self._app(scope, _no_body, send)\n",
+        "            await self._app(scope, receive, send)\n",
+        f"{KIT}/http/test_admission.py::test_a_stranger_is_refused_before_a_byte_of_the_body_is_read[/search]",
+    ),
+    Mutant(
+        "what waits stays when its client has gone",
+        "backend_kit/http/admission.py",
+        '            if message["type"] == "http.disconnect":\n                return\n',
+        "",
+        f"{KIT}/http/test_admission.py::test_what_waits_goes_with_its_client",
+    ),
+    Mutant(
+        "a place for everybody does not rest",
+        "backend_kit/http/admission.py",
+        "            if cost in _RESTS_S:\n",
+        "            if cost in ():\n",
+        f"{KIT}/http/test_admission.py::test_what_is_for_everybody_is_answered_at_a_rate_and_in_turn_by_address",
+    ),
+    Mutant(
+        "before the relations are known everybody uses everything",
+        "agentic_backend/agent/policy.py",
+        "        if not self.loaded:\n            return False\n",
+        "",
+        "tests/agentic_backend/agent/test_policy.py::test_nobody_uses_anything_before_the_relations_are_known",
     ),
 )

@@ -81,6 +81,11 @@ class House:
             self.bodies.append(len(await request.body()))
             return identity.uid
 
+        @self.app.post("/search")
+        async def search(identity: caller, body: dict[str, str]) -> str:  # FastAPI reads it before it asks who calls
+            self.bodies.append(len(body))
+            return identity.uid
+
         @self.app.get("/page")
         async def page() -> str:
             return "for everybody"
@@ -154,7 +159,7 @@ async def call(house: House, path: str, token: str, messages: "asyncio.Queue[Any
     """A request whose messages the test puts into a queue; what was sent."""
     scope = {
         "type": "http",
-        "method": "POST" if path in ("/turn", "/upload") else "GET",
+        "method": "POST" if path in ("/turn", "/upload", "/search") else "GET",
         "path": path,
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {token}".encode())],
@@ -173,9 +178,10 @@ async def call(house: House, path: str, token: str, messages: "asyncio.Queue[Any
     return sent
 
 
-async def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read() -> None:
+@pytest.mark.parametrize("path", ["/upload", "/search"])
+async def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(path: str) -> None:
     house = House()
-    sent = await call(house, "/upload", "stranger", asyncio.Queue())
+    sent = await call(house, path, "stranger", asyncio.Queue())
 
     assert sent[0]["status"] == 401
     assert house.bodies == []
