@@ -54,7 +54,7 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET /audit/events": Cost.EXPORT,
     "GET //docs": Cost.PAGE,
     "GET //docs/{name}": Cost.PAGE,
-    "GET //openapi.json": Cost.CHEAP,
+    "GET //openapi.json": Cost.READ,
     "POST /vector/search": Cost.SEARCH,
     "POST /vector/rerank": Cost.SEARCH,
     "POST /upload-process-documents": Cost.UPLOAD,

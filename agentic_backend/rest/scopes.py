@@ -83,7 +83,7 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET //documents/{uid}": Cost.PAGE,
     "GET //docs": Cost.PAGE,
     "GET //docs/{name}": Cost.PAGE,
-    "GET //openapi.json": Cost.CHEAP,
+    "GET //openapi.json": Cost.READ,
     "WS /chatbot/query/ws": Cost.FREE,
     "WS /chatbot/query/ws-baseline": Cost.FREE,
     "POST /chatbot/query/stream": Cost.TURN,

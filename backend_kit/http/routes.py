@@ -6,6 +6,7 @@ elsewhere, and the package itself is not imported.
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -40,9 +41,13 @@ def add_api_docs(app: FastAPI, identify: Callable[..., Any], *, chat_page: bool)
     html = (_WEB / "page.html").read_text()
     html = html.replace('<p id="sign-in" hidden>', '<p id="sign-in">') if chat_page else html
 
+    @cache
+    def written() -> bytes:
+        return dumps(app.openapi())
+
     # In a thread: building the document takes a fifth of a second, once.
     def document() -> Response:
-        return Response(dumps(app.openapi()), media_type="application/json", headers={"Cache-Control": "no-cache"})
+        return Response(written(), media_type="application/json", headers={"Cache-Control": "no-cache"})
 
     async def page() -> Response:
         return HTMLResponse(html, headers=_HEADERS)
