@@ -26,7 +26,7 @@ def test_a_mutant_fits_the_code_and_names_a_test(mutant: Mutant) -> None:
 
 def test_there_are_mutants_in_each_package_of_the_rule() -> None:
     assert len(MUTANTS) >= 10
-    assert {str(Path(mutant.file).parent) for mutant in MUTANTS} == set(itertools.chain(*PACKAGES))
+    assert set(itertools.chain(*PACKAGES)) <= {str(Path(mutant.file).parent) for mutant in MUTANTS}
 
 
 def test_a_mutant_is_planted_once_or_not_at_all(tmp_path: Path) -> None:
