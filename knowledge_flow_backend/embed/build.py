@@ -15,7 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from knowledge_flow_backend.embed.local import EXIT_UNREACHABLE, LocalModel, is_made, tokenizer_file
+from knowledge_flow_backend.embed.local import (
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    LocalModel,
+    is_made,
+    sums_file,
+    sums_of,
+    tokenizer_file,
+)
 from knowledge_flow_backend.embed.weights import TOKENIZER, WEIGHTS, WeightsRefused, WeightsUnreachable, put_weights
 
 # The model card's example, and what float32 gives for it. A file that differs by more was built wrongly.
@@ -30,10 +38,10 @@ _TOLERANCE = 0.03
 
 
 def build(target: Path, weights: Path | None = None) -> None:
-    """Build `target` and its tokenizer unless they exist. Of processes that start together one builds them, and the
-    others wait for its lock. Killed at any moment, it leaves no partial file under either name.
+    """Build `target` and its tokenizer unless they are there and whole. Of processes that start together one builds
+    them, and the others wait for its lock. Killed at any moment, it leaves nothing that `is_made` takes for a model.
 
-    Raises what `put_weights` raises.
+    Raises what `put_weights` raises, or OSError where the disk refuses.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
@@ -54,6 +62,9 @@ def build(target: Path, weights: Path | None = None) -> None:
             _check(made)
             tokenizer.replace(tokenizer_file(target))
             made.replace(target)
+            sums = Path(directory, "sums")
+            sums.write_text(sums_of(target))
+            sums.replace(sums_file(target))
 
 
 def _say(step: str) -> None:
@@ -82,7 +93,7 @@ def _check(file: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build; the exit code: 0, 1 with the reason on stderr, or `EXIT_UNREACHABLE`."""
+    """Build; the exit code: 0, or with the reason on stderr `EXIT_UNREACHABLE`, `EXIT_REFUSED`, or 1 for all else."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the fetching child ends too
     logging.getLogger().setLevel(logging.ERROR)  # the quantiser advises shapes that this graph has no use for
     os.umask(0o022)
@@ -91,7 +102,11 @@ def main(arguments: list[str]) -> int:
         build(Path(target), Path(given[0]) if given else None)
     except (WeightsRefused, WeightsUnreachable) as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_UNREACHABLE if isinstance(error, WeightsUnreachable) else 1
+        return EXIT_UNREACHABLE if isinstance(error, WeightsUnreachable) else EXIT_REFUSED
+    except OSError as error:
+        place = error.filename or Path(target).parent
+        sys.stderr.write(f"{place}: {os.strerror(error.errno or 0)}\n")
+        return 1
     return 0
 
 

