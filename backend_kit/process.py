@@ -6,11 +6,12 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from backend_kit.settings import ServiceSettings, load_or_exit
 
@@ -33,7 +34,7 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
 
     Raises SystemExit: 2 for unusable settings, 0 after a successful `check`.
     """
-    _keep_nothing_unwritten()
+    open_streams()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {speaker}%(message)s")
     settings = load_or_exit(model)
     if check:
@@ -43,13 +44,71 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
     return settings
 
 
-def _keep_nothing_unwritten() -> None:
-    """Have stderr drop what a full disk does not take: the interpreter would try once more at its end, and exit with
-    120 whatever the service exits with."""
-    stderr = sys.stderr
-    if stderr is sys.__stderr__ and stderr is not None:
-        raw = io.FileIO(stderr.fileno(), "w", closefd=False)
-        sys.stderr = io.TextIOWrapper(raw, stderr.encoding, stderr.errors, line_buffering=True, write_through=True)
+def open_streams() -> None:
+    """Make stdin, stdout and stderr what a service needs, whatever it was started with.
+
+    One that is closed becomes /dev/null: its number would go to the next file or socket that is opened, and what a
+    library or a child writes to its stderr would go there. stderr drops what its reader does not take (`LogStream`).
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    sys.stdout = sys.stdout or _text(io.FileIO(1, "w", closefd=False))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text(LogStream(2))
+
+
+def _text(raw: io.RawIOBase) -> io.TextIOWrapper:
+    # Not buffered: the interpreter would try once more at its end to write what a full disk does not take, and exit
+    # with 120 whatever the service exits with.
+    return io.TextIOWrapper(cast(Any, raw), "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+
+
+class LogStream(io.RawIOBase):
+    """A descriptor to which lines are written without ever waiting for whoever reads it.
+
+    A pipe whose reader has stopped (a log shipper that hangs, a terminal after Ctrl-S) takes 64 KiB, and the next line
+    would hold the event loop, health checks included, until the reader goes on. Here such a line waits `patience_s`
+    once, and then it and those after it are dropped, until there is room again; how many is then the first line.
+    """
+
+    def __init__(self, descriptor: int, *, patience_s: float = 0.2) -> None:
+        self._file = io.FileIO(descriptor, "w", closefd=False)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._patience_ms = patience_s * 1e3
+        self._lost = 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._file.isatty()
+
+    def write(self, data: Any) -> int:
+        """Write the data, or drop what of it is not taken. Returns its length in both cases. Raises OSError."""
+        whole = bytes(data)
+        for begin in range(0, len(whole), select.PIPE_BUF):
+            # Ready is a pipe with room for so many bytes.
+            if not self._poll.poll(0 if self._lost else self._patience_ms):
+                self._lost += 1
+                break
+            if self._lost:
+                self._file.write(f"{self._lost} lines of the log were dropped: nobody read it\n".encode())
+                self._lost = 0
+                if not self._poll.poll(0):
+                    self._lost = 1
+                    break
+            self._file.write(whole[begin : begin + select.PIPE_BUF])
+        return len(whole)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Which commit runs: by the variable, by the checkout, or not known."""
+"""Which commit runs, and what a service does with streams that are closed or that nobody reads."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from backend_kit.process import git_sha
+from backend_kit.process import LogStream, git_sha
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@t")
@@ -61,3 +64,64 @@ def test_what_is_no_checkout_is_not_known(tmp_path: Path) -> None:
     assert git_sha({}, tmp_path) == "unknown"
     (tmp_path / ".git/HEAD").write_text("ref: refs/heads/none\n")
     assert git_sha({}, tmp_path) == "unknown"
+
+
+SAYS_WHERE_ITS_STREAMS_LEAD = """
+import os, sys
+from backend_kit.process import open_streams
+open_streams()
+found = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+sys.stderr.write("to nobody\\n")
+print("to nobody")
+with open(sys.argv[1], "w") as file:
+    print(*found, file.fileno() > 2, sep="\\n", file=file)
+"""
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
+def test_a_closed_stream_is_no_number_for_the_next_file(tmp_path: Path, closed: str) -> None:
+    said = tmp_path / "said"
+    script = "exec " + " ".join(f"{number}>&-" for number in closed.split()) + ' "$@"'
+    command = [sys.executable, "-c", SAYS_WHERE_ITS_STREAMS_LEAD, str(said)]
+    subprocess.run(
+        ["sh", "-c", script, "sh", *command], check=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
+    )
+    *streams, apart = said.read_text().splitlines()
+    assert all(streams[int(number)] == os.devnull for number in closed.split())
+    assert apart == "True"
+
+
+LOGS_MUCH = """
+import logging, os, sys
+from backend_kit.process import open_streams
+open_streams()
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+for number in range(5_000):
+    logging.info("line %d of a log that nobody reads, and more than a pipe takes", number)
+os.write(1, b"still here")
+sys.stdin.read(1)
+logging.info("read again")
+"""
+
+
+@pytest.mark.servers
+def test_a_log_that_nobody_reads_stops_nothing_and_says_what_it_lacks() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LOGS_MUCH], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10) == b"still here"
+        log = b""
+        while b" taken" not in log and process.stderr is not None and len(log) < 60_000:
+            log += os.read(process.stderr.fileno(), 4096)
+        _, rest = process.communicate(b"x", timeout=PATIENCE_S)
+    lines = (log + rest).decode().splitlines()
+    kept = [line for line in lines if line.startswith("line ")]
+    assert lines[0].startswith("line 0 ")
+    assert lines[-2:] == [f"{5_000 - len(kept)} lines of the log were dropped: nobody read it", "read again"]
+
+
+def test_a_long_line_is_whole_where_somebody_reads(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        assert LogStream(file.fileno()).write(b"x" * 100_000) == 100_000
+    assert (tmp_path / "log").read_bytes() == b"x" * 100_000

@@ -194,7 +194,8 @@ async def test_a_full_disk_is_not_taken_for_wrong_weights(
             await until(made, "failed")
             assert "No space left on device). It is tried again in" in caplog.text
             assert "wheel of" not in caplog.text
-            subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
+            larger = ["mount", "-o", "remount,size=400m", str(disk)]
+            await asyncio.to_thread(subprocess.run, larger, check=True)
             await until(made, "ready")
             await made.aclose()
     except NoRight:
