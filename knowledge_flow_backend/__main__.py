@@ -54,7 +54,7 @@ def _work(settings: KnowledgeFlowSettings, number: int, lifeline: int) -> int:
     end_with(lifeline)
     sock = listen_beside_others(settings.app.address, settings.app.port)
     # Each process has a metrics port of its own: one registry and one scrape target a process.
-    app = settings.app.model_copy(update={"metrics_port": settings.app.metrics_port + number})
+    app = settings.app.model_copy(update={"metrics_port": settings.app.metrics_ports[number]})
     return _serve(settings.model_copy(update={"app": app}), sock)
 
 

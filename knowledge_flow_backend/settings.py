@@ -1,5 +1,8 @@
 """Settings of the knowledge-flow service: one frozen object, read once at start (docs/configuration.md)."""
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, model_validator
@@ -57,6 +60,11 @@ class KnowledgeFlowApp(App):
     workers: Positive = 1
     """Processes that serve the port, each with pools, models and a metrics port of its own (`metrics_port` and those
     after it)."""
+
+    @property
+    def metrics_ports(self) -> range:
+        """One for each worker."""
+        return range(self.metrics_port, self.metrics_port + self.workers)
 
 
 class Doors(Section):
@@ -316,3 +324,19 @@ class KnowledgeFlowSettings(ServiceSettings):
     search: Search = Search()
     limits: Limits = Limits()
     deadlines: Deadlines = Deadlines()
+
+    @model_validator(mode="after")
+    def _the_model_has_a_place(self) -> "KnowledgeFlowSettings":
+        if self.embedding_model.provider == "local" and self.storage.home is None:
+            try:
+                default_home(os.environ)
+            except RuntimeError:
+                reason = "is not set, and this user has no home directory: set it, or TURNWISE_HOME"
+                raise SettingsRefused(reason, "storage", "home") from None
+        return self
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """The user's cache directory: where models are kept when nothing names a place. Raises RuntimeError for a user
+    without a home directory."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"

@@ -10,7 +10,7 @@ from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.embed.batcher import BatchRules
-from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder, default_home
+from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder
 from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
 from knowledge_flow_backend.embed.passages import Passages
@@ -37,6 +37,7 @@ from knowledge_flow_backend.settings import (
     EmbeddingModel,
     EmbeddingSettings,
     KnowledgeFlowSettings,
+    default_home,
 )
 
 _MIB = 1024 * 1024

@@ -64,7 +64,8 @@ def load_or_exit(model: type[S], env: Mapping[str, str] | None = None) -> S:
 def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     """Read `config_file`, apply the overrides of `env` and of the file that its `ENV_FILE` names, validate.
 
-    A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set. Keys without effect
+    A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set, and line ends at its
+    end do not count. Keys without effect
     here are dropped and named in one log line. Raises `SettingsError` for a configuration that cannot be used.
     """
     document = read_yaml(config_file)
@@ -121,7 +122,9 @@ def _variables(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Every variable that is set: name → (value, place)."""
     env_file = env.get("ENV_FILE")
     found = read_env_file(Path(env_file)) if env_file else {}
-    found |= {name: (value, f"environment variable {name}") for name, value in env.items() if value}
+    # A file that was read into a variable leaves its last line end there, and a key with one is in no header.
+    given = {name: value.rstrip("\r\n") for name, value in env.items()}
+    found |= {name: (value, f"environment variable {name}") for name, value in given.items() if value}
     return {name: entry for name, entry in found.items() if entry[0]}
 
 
@@ -202,7 +205,12 @@ def _get(data: Any, path: tuple[str, ...]) -> Any:
 
 
 def _set(document: YamlDocument, model: type[Section], path: tuple[str, ...], value: str, place: str) -> None:
-    """Set a key. A section missing from the file is added if it has a default; otherwise nothing is set."""
+    """Set a key. A section missing from the file is added if it has a default; otherwise nothing is set.
+
+    Raises `SettingsError` for a value of several lines, or with another control character.
+    """
+    if any(char < " " or char == "\x7f" for char in value):
+        raise SettingsError(one_line(f"{place}: {dotted(path)}: holds a line end or another control character"))
     data: Any = document.data
     section: type[Section] | None = model
     for key in path[:-1]:

@@ -23,6 +23,8 @@ from backend_kit.settings.base import (
 
 BasePath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)+$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
+_LAST_PORT = 65_535
 
 
 class App(Section):
@@ -55,6 +57,27 @@ class App(Section):
     kpi_log_summary_top_n: Count = 20
     """Keys of each kind that a summary lists after the fixed ones, those with the largest total first; 0 = all, by
     name."""
+
+    @property
+    def metrics_ports(self) -> range:
+        """The ports that its processes take for `/metrics`."""
+        return range(self.metrics_port, self.metrics_port + 1)
+
+    @model_validator(mode="after")
+    def _ports_are_apart(self) -> "App":
+        """Refuse what each process of the service would find out by itself, and blame on another program."""
+        ports = self.metrics_ports
+        if not self.metrics_enabled:
+            return self
+        if ports[-1] > _LAST_PORT:
+            raise SettingsRefused(
+                f"{len(ports)} workers need as many ports from here on, up to {_LAST_PORT}", "metrics_port"
+            )
+        beside = self.address != self.metrics_address and not {self.address, self.metrics_address} & _EVERY_ADDRESS
+        if self.port in ports and not beside:
+            which = "is app.port" if len(ports) == 1 else f"with {len(ports)} workers app.port is among its ports"
+            raise SettingsRefused(f"{which}: /metrics has ports of its own", "metrics_port")
+        return self
 
 
 class UserSecurity(Section):

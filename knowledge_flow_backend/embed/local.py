@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -243,11 +243,6 @@ def is_made(model: Path) -> bool:
         return sums_file(model).read_text() == sums_of(model)
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def default_home(environ: Mapping[str, str]) -> Path:
-    """The user's cache directory: where models are kept when nothing names a place."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
 
 
 async def _read_all(stream: asyncio.StreamReader | None) -> bytes:

@@ -168,6 +168,14 @@ def test_without_authentication_only_this_machine_is_served(tmp_path: Path, addr
     assert changed(tmp_path, app={"address": address}).app.address == address
 
 
+def test_the_metrics_have_a_port_of_their_own(tmp_path: Path) -> None:
+    said = r"app\.metrics_port: is app\.port: /metrics has ports of its own$"
+    with pytest.raises(SettingsError, match=said):
+        changed(tmp_path, app={"port": 8000, "metrics_port": 8000})
+    with pytest.raises(SettingsError, match=said):
+        changed(tmp_path, app={"port": 8000, "metrics_port": 8000, "metrics_address": "0.0.0.0"})  # noqa: S104 - refused
+
+
 def test_without_authentication_another_address_must_be_wanted(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         changed(tmp_path, app={"address": "0.0.0.0"})  # noqa: S104 - refused

@@ -1,4 +1,7 @@
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +89,57 @@ def test_a_password_for_a_cluster_that_is_not_there_changes_nothing() -> None:
             r"embedding_model\.name: must be all-MiniLM-L6-v2 where provider is local$",
         ),
         ({"embedding_model": {"provider": CANARY}}, r"embedding_model\.provider: must be 'local' or 'openai'$"),
+        ({"app": {"metrics_port": 8111}}, r"app\.metrics_port: is app\.port: /metrics has ports of its own$"),
+        (
+            {"app": {"metrics_port": 8109, "workers": 3}},
+            r"app\.metrics_port: with 3 workers app\.port is among its ports: /metrics has ports of its own$",
+        ),
+        (
+            {"app": {"metrics_port": 65_534, "workers": 3}},
+            r"app\.metrics_port: 3 workers need as many ports from here on, up to 65535$",
+        ),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
         changed(tmp_path, **changes)
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        {"metrics_port": 8112, "workers": 3},
+        {"metrics_port": 8108, "workers": 3},
+        {"metrics_port": 8111, "metrics_enabled": False},
+        {"metrics_port": 8111, "metrics_address": "127.0.0.2"},
+        {"metrics_port": 65_535},
+    ],
+)
+def test_ports_that_do_not_meet_are_taken(tmp_path: Path, app: dict[str, Any]) -> None:
+    assert changed(tmp_path, app=app).app.metrics_port == app["metrics_port"]
+
+
+@pytest.mark.servers
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become a user that nobody knows")
+def test_a_user_without_a_home_is_told_to_name_one() -> None:
+    """As in a container that is run under a number."""
+    file = CONFIG / "configuration.yaml"
+
+    def check(**env: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["setpriv", "--reuid=4123456", "--clear-groups", "--inh-caps=+dac_read_search",
+             "--ambient-caps=+dac_read_search", sys.executable, "-m", "knowledge_flow_backend", "--check"],
+            env={"PATH": os.defpath, "CONFIG_FILE": str(file), **env},
+            cwd=CONFIG.parents[1], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
+    code, said = check()
+    assert code == 2
+    assert "storage.home: is not set, and this user has no home directory: set it, or TURNWISE_HOME\n" in said
+    assert said.count("\n") == 1
+    assert check(TURNWISE_HOME="/data") == (0, "")
 
 
 def test_what_an_older_file_has_without_effect_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

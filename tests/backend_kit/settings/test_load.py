@@ -223,6 +223,21 @@ def test_an_empty_variable_is_not_set(file: Path) -> None:
     assert loaded(file, BASE + "endpoint: {url: http://a}\n", {"ENDPOINT": ""}).endpoint.url == "http://a"
 
 
+def test_the_line_end_of_a_secret_that_came_from_a_file_is_none_of_it(file: Path) -> None:
+    for end in ("\n", "\r\n"):
+        settings = loaded(file, BASE, {"DB_PASSWORD": CANARY + end})
+        assert settings.storage.postgres.password is not None
+        assert settings.storage.postgres.password.get_secret_value() == CANARY
+    assert loaded(file, BASE + "endpoint: {url: http://a}\n", {"ENDPOINT": "\n"}).endpoint.url == "http://a"
+
+
+@pytest.mark.parametrize("value", [f"{CANARY}\nsecond line", f"{CANARY}\x1b[0m", f"\t{CANARY}"])
+def test_a_variable_with_a_control_character_is_refused_by_its_name(file: Path, value: str) -> None:
+    message = refusal(file, BASE, {"DB_PASSWORD": value})
+    where = "environment variable DB_PASSWORD: storage.postgres.password"
+    assert message == f"{where}: holds a line end or another control character"
+
+
 def test_a_bad_override_names_its_variable(file: Path) -> None:
     message = refusal(file, BASE, {"ENDPOINT": CANARY})
     assert message == "environment variable ENDPOINT: endpoint.url: must be an absolute http or https URL"
