@@ -10,6 +10,7 @@ ServiceError (backend_kit.wire)
 │   ├── IndexUnavailable
 │   └── EmbeddingUnavailable
 │       └── EmbeddingPreparing                       not yet: the first start fetches the model
+├── DiskRefuses                                      what an upload is written to before it is read
 └── AttachmentLimitReached, MissingFilename, UploadProcessingFailed          uploads
 
 Unknown documents and libraries are a 404 of their routers (`backend_kit.http` leaves 404 to FastAPI).
@@ -113,3 +114,9 @@ class UploadProcessingFailed(ServiceError):
     """An upload that could not be read as one."""
 
     code: ClassVar[Code] = Code.UPLOAD_PROCESSING_FAILED
+
+
+class DiskRefuses(ServiceError):
+    """The disk of received files is full or failing: nothing that is wrong with the file."""
+
+    code: ClassVar[Code] = Code.STORAGE_FULL

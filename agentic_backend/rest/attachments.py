@@ -1,6 +1,7 @@
 """REST of attachments: files that a user uploads to one of their sessions, received within size limits."""
 
 import logging
+import os
 import re
 import secrets
 from collections.abc import Callable
@@ -149,9 +150,10 @@ async def _answer(state: AttachmentServices, request: Request, identity: Identit
         if limit := _LIMITS.get(type(refused)):
             state.limit_hit(limit)
         return error_response(request, refused.code, retry_after_s=refused.retry_after_s, field=refused.field)
-    except OSError:
-        logger.exception("an attachment could not be written to its temporary file")
-        return error_response(request, Code.UPLOAD_PROCESSING_FAILED)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        logger.error("an attachment could not be written to a temporary file: %s; see ai.attachments_dir", reason)
+        return error_response(request, Code.STORAGE_FULL)
     return Response(dumps(answer), media_type="application/json")
 
 

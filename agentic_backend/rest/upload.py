@@ -43,7 +43,7 @@ class _Sink:
     @classmethod
     async def open(cls, directory: Path | None, stack: AsyncExitStack) -> "_Sink":
         """Open it; `stack` closes it."""
-        file: IO[bytes] = await asyncio.to_thread(lambda: tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - closed by the stack
+        file: IO[bytes] = await asyncio.to_thread(_unnamed, directory)
         stack.push_async_callback(asyncio.to_thread, file.close)
         return cls(file)
 
@@ -60,6 +60,12 @@ class _Sink:
     async def _flush(self) -> None:
         data, self._buffer = self._buffer, bytearray()
         await asyncio.to_thread(self._file.write, data)
+
+
+def _unnamed(directory: Path | None) -> IO[bytes]:
+    if directory is not None:  # each time: what clears up temporary directories may have taken it
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=directory)
 
 
 class _Form:

@@ -18,7 +18,6 @@ from knowledge_flow_backend.errors import (
     BadRequest,
     Overloaded,
     TooLarge,
-    UploadProcessingFailed,
 )
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.ingest.fast import FastIngest
@@ -136,9 +135,8 @@ async def _one_file(
         return error_response(request, refused.code)
     except Refused as refused:
         return _refused(refused.reason)
-    except OSError:
-        logger.exception("a file could not be written to the staging directory")
-        raise UploadProcessingFailed("the disk refuses") from None
+    except OSError as error:
+        raise state.staging.refusal(error) from None
     return Response(dumps(answer), media_type="application/json")
 
 

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from backend_kit.auth import Identity
 from backend_kit.http import error_response, refusals
 from backend_kit.wire import dumps
-from knowledge_flow_backend.errors import BadRequest, TooLarge, UploadProcessingFailed
+from knowledge_flow_backend.errors import BadRequest, TooLarge
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.ingest.progress import Destination, Line
 from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits, receive
@@ -60,9 +60,8 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
             lines = await state.ingest.ingest(upload.files, where)
         except TooLarge as refused:
             return error_response(request, refused.code)
-        except OSError:
-            logger.exception("an upload could not be written to the staging directory")
-            raise UploadProcessingFailed("the disk refuses") from None
+        except OSError as error:
+            raise state.staging.refusal(error) from None
         finally:
             if not taken:
                 state.ingest.leave(identity.uid)

@@ -2,13 +2,20 @@
 
 import asyncio
 import fcntl
+import logging
+import os
 import shutil
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from knowledge_flow_backend.errors import DiskRefuses
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "turnwise-ingest-"
 PIECE_BYTES = 1024 * 1024
@@ -49,6 +56,7 @@ class Staging:
         self._root = root or Path(tempfile.gettempdir())
         self._directory: Path | None = None
         self._lock: IO[bytes] | None = None
+        self._making = threading.Lock()
 
     async def open(self) -> None:
         """Create the directory, and remove those that killed processes left."""
@@ -58,7 +66,13 @@ class Staging:
         """An empty folder for one file. Raises RuntimeError before `open`."""
         if self._directory is None:
             raise RuntimeError("the staging directory is not open")
-        return Folder(Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._directory)))
+        return Folder(Path(await asyncio.to_thread(self._make_folder)))
+
+    def refusal(self, error: OSError) -> DiskRefuses:
+        """What a client is told where the disk did not take a file; the operator is told of the disk, in one line."""
+        reason = os.strerror(error.errno or 0)
+        logger.error("an upload could not be written below %s: %s; TMPDIR names another place", self._root, reason)
+        return DiskRefuses(reason)
 
     def unmade(self) -> Folder:
         """The name of a folder that does not exist, for a file whose bytes are elsewhere. Raises RuntimeError before
@@ -90,6 +104,23 @@ class Staging:
             self._directory = None
         if self._lock is not None:
             self._lock.close()
+
+    def _make_folder(self) -> str:
+        try:
+            return tempfile.mkdtemp(dir=self._directory)
+        except FileNotFoundError:
+            self._make_again()
+            return tempfile.mkdtemp(dir=self._directory)
+
+    def _make_again(self) -> None:
+        """Make another directory: what clears up temporary directories may take one in which long nothing came."""
+        with self._making:
+            if self._directory is None or self._directory.exists():  # closed, or made by another thread
+                return
+            logger.warning("the directory of received files has been removed: making another one")
+            if self._lock is not None:
+                self._lock.close()
+            self._make()
 
     def _make(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of
 from tests.support.postgres import Database
 from tests.support.service import BASE, RunningService, StartService, hear_until, hits, say
+from tests.support.small_disk import NoRight, fill, small_disk
 
 PUMPS = "# Pumps\n\n## Cleaning\n\nRinse the filter once a week with warm water.\n"
 BEES = "# Bees\n\nBees make honey from nectar.\n"
@@ -409,6 +410,29 @@ async def test_nothing_of_a_file_is_stored_before_its_session_is_known(
         assert answer.startswith(b"HTTP/1.1 422 ")
         assert b'"field":"session_id"' in answer
         assert descriptors_in(tmp_path / "uploads") == 0
+
+
+async def test_a_full_disk_is_said_as_such_and_a_directory_that_was_cleared_away_is_made_again(
+    start_service: StartService, knowledge: RunningKnowledgeFlow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither is the fault of the file, which is what was answered before."""
+    place = tmp_path / "disk"
+    try:
+        with small_disk(place, 4) as disk:
+            uploads = disk / "uploads"
+            async with start_service(**settings(knowledge.port, attachments_dir=str(uploads))) as service:
+                status, body = await call(service, "POST", "session", None, json={"agent_id": "Rico"})
+                session_id = json.loads(body)["id"]
+                uploads.rmdir()
+                assert (await upload(service, session_id, "a.md"))[0] == 200
+                filler = fill(disk)
+                status, detail = await upload(service, session_id, "b.md", BEES)
+                assert (status, detail["code"]) == (503, "storage_full")
+                assert "No space left on device; see ai.attachments_dir" in caplog.text
+                filler.unlink()
+                assert (await upload(service, session_id, "b.md", BEES))[0] == 200
+    except NoRight:
+        pytest.skip("no right to mount a file system")
 
 
 def descriptors_in(directory: Path) -> int:

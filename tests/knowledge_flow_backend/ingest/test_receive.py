@@ -1,5 +1,7 @@
 import asyncio
 import hashlib
+import logging
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 from knowledge_flow_backend.errors import BadRequest, MissingFilename, TooLarge
 from knowledge_flow_backend.ingest.receive import Upload, UploadLimits, receive
 from knowledge_flow_backend.ingest.staging import PREFIX, Staging
-from tests.knowledge_flow_backend.ingest.ingestion import BASE, LIMITS, Ingestion
+from tests.knowledge_flow_backend.ingest.ingestion import BASE, LIMITS, Ingestion, running
+from tests.support.postgres import Database
+from tests.support.small_disk import NoRight, fill, small_disk
 
 BOUNDARY = "a-boundary"
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
@@ -161,6 +165,44 @@ async def test_staging_removes_what_killed_processes_left_and_nothing_of_living_
     await staging.aclose()
     await living.aclose()
     assert not folder.path.parent.exists()
+
+
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_a_directory_that_was_cleared_away_is_made_again(staging: Staging, tmp_path: Path) -> None:
+    """As systemd-tmpfiles and tmpreaper do with what nobody has used for days."""
+    (directory,) = names(tmp_path)
+    shutil.rmtree(tmp_path / directory)
+    uploads = await asyncio.gather(*(received(staging, file_part("a.md", b"data") + END) for _ in range(8)))
+    (other,) = names(tmp_path)
+    assert {upload.files[0].folder.path.parent for upload in uploads} == {tmp_path / other}
+    beside = Staging(tmp_path)  # which finds it locked
+    await beside.open()
+    assert uploads[0].files[0].folder.raw.read_bytes() == b"data"
+    await beside.aclose()
+    await staging.aclose()
+    assert names(tmp_path) == []
+
+
+async def test_a_full_disk_is_said_as_such_and_names_the_place(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not the file that is wrong, and the same upload is taken once there is room."""
+    try:
+        with small_disk(tmp_path / "small", 4) as disk:
+            async with running(database, disk) as ingestion:
+                filler = fill(disk)
+                (answer,) = await ingestion.upload(("a.md", b"words " * 200_000), status=503)
+                assert answer["detail"]["code"] == "storage_full"
+                told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+                said = "No space left on device; TMPDIR names another place"
+                assert told == [f"an upload could not be written below {disk}: {said}"]
+                filler.unlink()
+                await ingestion.put("a.md", b"words " * 200)
+    except NoRight:
+        pytest.skip("no right to mount a file system")
 
 
 async def test_an_upload_that_is_too_large_is_answered_while_it_is_sent(ingestion: Ingestion) -> None:
