@@ -46,11 +46,12 @@ class Workers:
         self._code = 0
 
     async def supervise_workers(self) -> int:
-        """Supervise until SIGTERM or SIGINT. Returns the exit code: that of a worker that could not start, 1 where they
-        died too often or one was cut short."""
+        """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code: that of a worker that could not start, 1
+        where they died too often or one was cut short."""
         loop = asyncio.get_running_loop()
-        for what in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(what, self._on_signal, what)
+        for what in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if what is not signal.SIGHUP or signal.getsignal(what) is signal.SIG_DFL:  # nohup has it ignored
+                loop.add_signal_handler(what, self._on_signal, what)
         lifeline, held = os.pipe()
         try:
             async with asyncio.TaskGroup() as tasks:

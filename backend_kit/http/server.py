@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Collection
@@ -66,9 +67,9 @@ class DrainServer(uvicorn.Server):
     """A uvicorn server that drains before it shuts down.
 
     uvicorn closes every WebSocket with 1012 within 10 ms of SIGTERM, before the lifespan hears of it
-    (docs/libraries.md#U1). Here the first SIGTERM or SIGINT runs `drain` while the server keeps serving; only then
-    does uvicorn's own shutdown begin. A second signal ends the process within a second. After a drain the exit code is
-    0: the signal is not raised again.
+    (docs/libraries.md#U1). Here the first SIGTERM, SIGINT or, by `serve`, SIGHUP (a terminal is closed) runs `drain`
+    while the server keeps serving; only then does uvicorn's own shutdown begin. A second signal ends the process within
+    a second. After a drain the exit code is 0: the signal is not raised again.
     """
 
     def __init__(
@@ -227,6 +228,8 @@ def serve(
     """
     raise_descriptor_limit()
     server = build_server(app, drain, settings, metrics)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else whoever started us wants it ignored: nohup
+        signal.signal(signal.SIGHUP, server.handle_exit)
     logger.info("listening on http://%s:%d", *sock.getsockname()[:2])
     server.run(sockets=[sock])
     return EXIT_FORCED if server.force_exit else 0

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shutil import which
 
 import pytest
 import uvicorn
@@ -51,7 +52,7 @@ def status(port: int, path: str) -> int:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains_while_everything_goes_on_answering(sig: signal.Signals) -> None:
     with service("normal") as (process, port), connect(port) as sock:
         handshake(sock, "/echo")
@@ -77,6 +78,22 @@ def test_a_second_signal_ends_a_drain_that_would_not() -> None:
         process.send(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 1
         assert "drain ended" not in process.output
+
+
+@pytest.mark.servers
+def test_who_is_started_by_nohup_does_not_end_with_its_terminal() -> None:
+    port = free_port()
+    nohup = [which("env") or "", "--ignore-signal=HUP"]
+    with ModuleProcess(MODULE, str(port), "normal", under=nohup) as process, socket.socket() as sock:
+        process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
+        process.send(signal.SIGHUP)
+        assert (status(port, "/ready"), "drain began" in process.output) == (200, False)
+        sock.connect(("127.0.0.1", port))
+        handshake(sock, "/echo")
+        process.send(signal.SIGTERM)
+        process.wait_for_line("drain began")
+        sock.sendall(frame(1, b"finish"))
+        assert process.wait() == 0
 
 
 @pytest.mark.servers
