@@ -33,6 +33,7 @@ EXIT_FORCED = 1
 _FORCE_AFTER_S = 0.2
 _UNSENT_BYTES = 128 * 1024
 _DESCRIPTORS = 65_536
+_FEW_DESCRIPTORS = 256
 _TICK_S = 1.0
 _REFRESH = 0
 """The tick of uvicorn's at which it renews the Date of its answers, which has whole seconds."""
@@ -207,6 +208,9 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors() < (wanted := _at_most_all(hard)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if (few := descriptors()) < _FEW_DESCRIPTORS:
+        said = "the process may open %d files, sockets included: raise its hard limit (ulimit -Hn, LimitNOFILE)"
+        logger.warning(said, few)
 
 
 def _at_most_all(limit: int) -> int:

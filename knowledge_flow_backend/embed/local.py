@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -162,7 +161,7 @@ class LocalEmbedder:
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
-            return 1, f"its process could not be started: {os.strerror(error.errno or 0)}"
+            return 1, f"its process could not be started: {error.strerror or error}"
         try:
             _, errors = await gather_pair(self._follow(child.stdout), _read_all(child.stderr))
             await child.wait()

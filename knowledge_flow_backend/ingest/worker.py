@@ -46,11 +46,17 @@ def main(parsers: Mapping[str, Parse] = PARSERS) -> int:
 
 
 def _limit(memory_mb: int) -> None:
-    size = memory_mb * 1024 * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
+    _lower(resource.RLIMIT_AS, memory_mb * 1024 * 1024)
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_FSIZE, _MAX_OUTPUT_BYTES)
+    _lower(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+
+
+def _lower(kind: int, wanted: int) -> None:
+    """Set a limit, or keep the lower one under which the service was started: raising that is refused."""
+    _, hard = resource.getrlimit(kind)
+    chosen = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (chosen, chosen))
 
 
 def _end_with_parent(parent: int) -> None:

@@ -123,6 +123,16 @@ def test_a_drain_beyond_its_limit_is_given_up() -> None:
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize(("limit", "warned"), [(100, True), (1024, False)])
+def test_a_limit_of_few_descriptors_is_said_at_the_start(limit: int, warned: bool) -> None:
+    port = free_port()
+    with ModuleProcess(MODULE, str(port), "normal", under=[which("prlimit") or "", f"--nofile={limit}"]) as process:
+        process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
+        assert (f"the process may open {limit} files" in process.output) == warned
+        process.kill()
+
+
+@pytest.mark.servers
 def test_what_cannot_be_listened_on_is_said_in_one_line() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from knowledge_flow_backend.ingest.pool import ParserPool, ParserPoolRules
+from knowledge_flow_backend.ingest.pool import WORKER, ParserPool, ParserPoolRules
 from knowledge_flow_backend.ingest.work import Job
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from tests.knowledge_flow_backend.ingest import files
@@ -97,6 +97,15 @@ async def test_a_file_that_cannot_be_read_says_why_in_one_word(
     assert await refused(real, job(tmp_path / "x", data, format_=format_)) is reason
     assert (await real.read(job(tmp_path / "y", "fine"), "user", 0)).chunks == 1
     assert real.stats.started == 1
+
+
+@pytest.mark.parametrize("limits", [["--nofile=40:40"], ["--fsize=1000000:1000000"], ["--as=400000000:400000000"]])
+async def test_a_child_lives_with_lower_limits_than_its_own(tmp_path: Path, limits: list[str]) -> None:
+    """An operator's `ulimit` cannot be raised again, which once ended every child before its file."""
+    pool = ParserPool(ParserPoolRules(1, 512, PATIENCE_S, base_s=PATIENCE_S), command=("prlimit", *limits, *WORKER))
+    assert (await pool.read(job(tmp_path, "Some words."), "ann", 11)).chunks == 1
+    assert pool.stats.died == 0
+    await pool.aclose()
 
 
 async def test_a_second_of_cpu_in_a_parser_does_not_hold_the_loop(odd: ParserPool, tmp_path: Path) -> None:
