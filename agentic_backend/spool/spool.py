@@ -133,7 +133,13 @@ class Spool:
         new ones. Blocks for system calls, on a failing disk for as long as those take.
         """
         self.size_bytes = self._file.size_bytes
-        disk = self._disk_usage(self.directory)
+        if not self._file.in_place:
+            self._queue.put(_Work())  # its commit fails, and a new file is begun
+        try:
+            disk = self._disk_usage(self.directory)
+        except FileNotFoundError:
+            self.disk_low = True
+            return
         least, size = min(_FREE_SHARE * disk.total, _FREE_BYTES), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
         reserve = self._file.reserve
         if reserve.held or disk.free >= least + size:
@@ -329,10 +335,13 @@ class Spool:
         self._log.warning(code, "ALARM the spool cannot be written: %s; no turn is acknowledged meanwhile", code)
         if code.startswith("SQLITE_BUSY"):
             return
+        if isinstance(error, FileNotFoundError):
+            self._log.warning("removed", "ALARM the files of the spool were removed from %s", self.directory)
         with self._read_lock:
             if self._file.writable and code != "SQLITE_FULL":
                 # After a failed flush the file's state on disk is unknown: continue in another.
                 try:
+                    self._lock.renew()
                     self._file.replace()
                 except (sqlite3.Error, OSError) as second:
                     self._log.warning("replace", "a new spool file cannot be created: %s", name_of(second))

@@ -30,6 +30,18 @@ def name_of(error: sqlite3.Error | OSError) -> str:
     return named or type(error).__name__
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """By what the system knows the file of this name, None where there is none. Another one of the name differs."""
+    try:
+        return _identity(path.stat())
+    except OSError:
+        return None
+
+
+def _identity(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
+
+
 class SpoolTaken(Exception):
     """Another process owns the directory. `str()` is one line for the operator."""
 
@@ -60,6 +72,22 @@ class SpoolLock:
             os.close(self._file)
             raise SpoolTaken(f"another process uses the spool directory {directory}") from None
         keep_private(directory)
+
+    def renew(self) -> None:
+        """Make the directory and its lock again where they were removed. Raises OSError, also where another process has
+        made them meanwhile."""
+        path = self.directory / "lock"
+        if self._file is None or identity(path) == _identity(os.fstat(self._file)):
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = _open_lock(self.directory)
+        try:
+            fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fresh)
+            raise
+        os.close(self._file)
+        self._file = fresh
 
     def release(self) -> None:
         """Let another process have the directory. A second call has no effect."""

@@ -1,6 +1,7 @@
 """The spool's file: one SQLite database, read before it is written to, and the recovery of a damaged one."""
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentic_backend.spool.log import Connect, Log
-from agentic_backend.spool.spooldir import Mark, Reserve, copy_privately, name_of
+from agentic_backend.spool.spooldir import Mark, Reserve, copy_privately, identity, name_of
 from agentic_backend.spool.spoolrows import (
     INSERT,
     Entry,
@@ -101,6 +102,7 @@ class SpoolFile:
         self._flushes: bool | None = None
         self._connection: sqlite3.Connection | None = None
         self._path: Path | None = None
+        self._places: list[tuple[int, int] | None] = []
         self._old: list[Path] = []
         self._evidence: tuple[Path, Path] | None = None
         self._in_memory = False
@@ -117,6 +119,13 @@ class SpoolFile:
     def writable(self) -> bool:
         """Whether it is open for writing."""
         return self._connection is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its files are still those of their names. What is written to files that were removed, by hand or by
+        what clears up temporary directories, ends with this process."""
+        path, places = self._path, self._places
+        return path is None or not places or places == _places(path)
 
     @property
     def size_bytes(self) -> int:
@@ -165,17 +174,14 @@ class SpoolFile:
         *,
         flush: bool = True,
     ) -> int:
-        """Run one transaction. Raises sqlite3.Error, and then none of it is written.
+        """Run one transaction. Raises sqlite3.Error, and then none of it is written, or OSError; FileNotFoundError
+        where the files were removed.
 
         On return it is on the disk, with all that was written before; without `flush` it survives the process, and
         the host only with the next that is flushed. `forgotten` are sessions whose dead letters are removed; returns
         how many letters that were.
         """
-        connection = self._connection
-        if connection is None:
-            raise sqlite3.OperationalError("the spool has not been taken up")
-        if self.log.failed is not None:
-            raise self.log.failed.with_traceback(None)  # again and again, or it would grow with each
+        connection = self._writer()
         rows = list(inserts)
         newest = rows[-1].id if rows else self._newest
         done = self._mark.done
@@ -209,7 +215,19 @@ class SpoolFile:
             self._mark.note(self._unflushed)
             self._unflushed = 0
         self._mark.note_done(0)
+        self._places = self._places or _places(self._path)  # its log is there since this commit, if not longer
         return letters
+
+    def _writer(self) -> sqlite3.Connection:
+        """The connection that writes. Raises what keeps it from that."""
+        connection = self._connection
+        if connection is None:
+            raise sqlite3.OperationalError("the spool has not been taken up")
+        if self.log.failed is not None:
+            raise self.log.failed.with_traceback(None)  # again and again, or it would grow with each
+        if not self.in_place:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+        return connection
 
     def checkpoint(self) -> None:
         """Copy the log into the database while another thread writes. Has no effect where nothing is written to."""
@@ -266,7 +284,8 @@ class SpoolFile:
         return int(count)
 
     def replace(self) -> None:
-        """Continue in a new file after a disk error, since the effect of a failed flush on the old one is unknown.
+        """Continue in a new file after a disk error, since the effect of a failed flush on the old one is unknown, or
+        after the old one was removed: it can be read as long as it is open.
 
         Raises sqlite3.Error or OSError if no new file can be written; then the old one stays.
         """
@@ -280,6 +299,8 @@ class SpoolFile:
             prepare(fresh)
             copy(self._sound(readable(reader)), fresh)
             copy_dead_letters(reader, fresh)
+            self._mark.close()  # which may have been removed as well
+            self._mark.take_up()
             new_reader = self._connect(path)
         except (sqlite3.Error, OSError):
             if fresh is not None:
@@ -318,7 +339,7 @@ class SpoolFile:
 
     def _write_on(self, connection: sqlite3.Connection) -> None:
         """Write to this connection's file from now on."""
-        self._connection, self._flushes = connection, None
+        self._connection, self._flushes, self._places = connection, None, []
         self.log.begin()
 
     def _set_flush(self, connection: sqlite3.Connection, flush: bool) -> None:
@@ -477,6 +498,8 @@ class SpoolFile:
 
     def _new_path(self) -> Path:
         taken = [int(path.name[6:12]) for path in self._directory.glob("spool-*.sqlite*")]
+        if self._path is not None:  # also where it was removed: SQLite removes its log by name when it is closed
+            taken.append(int(self._path.name[6:12]))
         return self._directory / f"spool-{max(taken, default=0) + 1:06d}.sqlite"
 
 
@@ -507,6 +530,10 @@ def _behind(path: Path) -> Behind:
     except OSError as error:
         logger.warning("the log of the spool cannot be read on: %s", name_of(error))
         return Behind()
+
+
+def _places(path: Path | None) -> list[tuple[int, int] | None]:
+    return [] if path is None else [identity(_beside(path, suffix)) for suffix in _SUFFIXES]
 
 
 def _size_of(path: Path) -> int:

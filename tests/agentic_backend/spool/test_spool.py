@@ -414,3 +414,58 @@ async def test_closing_waits_for_a_reader_whose_task_is_gone(open_spool: Open) -
         await closing
     reading.join()
     assert read == [id_]
+
+
+REMOVED = {"the directory": "*", "the file": "*.sqlite", "its log": "*-wal", "all files": "spool-*"}
+
+
+def remove(directory: Path, what: str) -> None:
+    """As a person or tmpreaper does."""
+    for path in directory.glob(REMOVED[what]):
+        path.unlink()
+    if what == "the directory":
+        directory.rmdir()
+
+
+@pytest.mark.parametrize("what", REMOVED)
+async def test_nothing_is_acknowledged_into_files_that_were_removed(
+    open_spool: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    spool, directory = open_spool(), tmp_path / "spool"
+    await landed(spool.put("turn", KEY, "x1", b"body")[1])
+    remove(directory, what)
+    await landed(spool.put("turn", KEY, "x2", b"body")[1])
+    assert f"ALARM the files of the spool were removed from {directory}" in caplog.text
+    assert on_disk(directory, tmp_path / "copies") == [(1, "turn"), (2, "turn")]
+    await landed(spool.put("turn", KEY, "x3", b"body")[1])
+    await spool.aclose()
+    again = Spool(directory, lambda _: None)
+    assert ([entry.id for entry in again.waiting], again.trouble) == ([1, 2, 3], None)
+    again.start()
+    await again.aclose()
+
+
+@pytest.mark.parametrize("what", REMOVED)
+async def test_what_waits_is_written_again_though_nothing_new_comes(
+    open_spool: Open, tmp_path: Path, what: str
+) -> None:
+    spool, directory = open_spool(), tmp_path / "spool"
+    await landed(spool.put("turn", KEY, "x1", b"body")[1])
+    remove(directory, what)
+    spool.look_at_disk()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (directory / "spool-000002.sqlite").exists():  # noqa: ASYNC110 - told by the writer's thread
+            await asyncio.sleep(0.01)
+        await landed(spool.put("turn", KEY, "x2", b"body")[1])
+    assert on_disk(directory, tmp_path / "copies") == [(1, "turn"), (2, "turn")]
+    spool.look_at_disk()
+    assert not spool.disk_low
+
+
+async def test_a_directory_that_was_made_again_is_locked(open_spool: Open, tmp_path: Path) -> None:
+    spool, directory = open_spool(), tmp_path / "spool"
+    await landed(spool.put("turn", KEY, "x1", b"body")[1])
+    remove(directory, "the directory")
+    await landed(spool.put("turn", KEY, "x2", b"body")[1])
+    with pytest.raises(SpoolTaken):
+        Spool(directory, lambda _: None)
