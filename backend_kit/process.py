@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import select
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
     Raises SystemExit: 2 for unusable settings, 0 after a successful `check`.
     """
     open_streams()
+    end_quietly()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {speaker}%(message)s")
     settings = load_or_exit(model)
     if check:
@@ -42,6 +44,13 @@ def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
     logging.getLogger().setLevel(settings.app.log_level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)  # we log the schema's revision ourselves
     return settings
+
+
+def end_quietly() -> None:
+    """Let Ctrl-C end a start at once, without a traceback of what was being imported; a server has handlers of its
+    own."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def open_streams() -> None:

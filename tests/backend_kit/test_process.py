@@ -1,6 +1,7 @@
 """Which commit runs, and what a service does with streams that are closed or that nobody reads."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,25 @@ def test_a_long_line_is_whole_where_somebody_reads(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         assert LogStream(file.fileno()).write(b"x" * 100_000) == 100_000
     assert (tmp_path / "log").read_bytes() == b"x" * 100_000
+
+
+STARTS_FOR_LONG = """
+import time
+from backend_kit.process import end_quietly
+end_quietly()
+print("starting", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.servers
+def test_ctrl_c_in_a_start_ends_it_without_a_word() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, "-c", STARTS_FOR_LONG], cwd=ROOT, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"starting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
+        assert process.returncode == -signal.SIGINT
