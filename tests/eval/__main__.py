@@ -22,10 +22,9 @@ from pathlib import Path
 
 import uvloop
 
-from knowledge_flow_backend.embed.local import default_home
 from knowledge_flow_backend.index import ChunkHit, Policy
 from knowledge_flow_backend.ingest.chunks import ChunkRules
-from knowledge_flow_backend.settings import CrossencoderModel, Processing
+from knowledge_flow_backend.settings import CrossencoderModel, Processing, default_home
 from tests.eval import manual
 from tests.eval.corpus import CachedEmbedder, divide
 from tests.eval.engines import NAMES, FilledEngine, filled

@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from knowledge_flow_backend.embed.local import default_home
 from knowledge_flow_backend.embed.weights import VERSION, put_weights
+from knowledge_flow_backend.settings import default_home
 from tests.support.ports import free_port
 
 

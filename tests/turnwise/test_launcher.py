@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import yaml
 
-from knowledge_flow_backend.embed.local import default_home
+from knowledge_flow_backend.settings import default_home
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_block, free_port
