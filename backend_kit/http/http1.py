@@ -225,7 +225,7 @@ class HardenedHttp(H11Protocol):
         """Break the circles through what the application was given, and through the parser that tells of malformed
         requests: this goes at once, not with a later collection."""
         self.app_state = {}
-        self.app = None  # type: ignore[assignment]  # no request is begun any more
+        self.app = None  # no request is begun any more
         self.conn = None  # type: ignore[assignment]  # nothing is read any more
         self.cycle = None  # type: ignore[assignment]  # uvicorn's begins so
         self.scope = None  # type: ignore[assignment]  # uvicorn's begins so
