@@ -93,10 +93,14 @@ class McpDoor:
             await _not_allowed("POST, DELETE")(scope, receive, send)
         elif modern:
             await self._serve_standalone(scope, receive, send)
-        elif scope["method"] == "POST" and not await (body := _Body(receive)).is_one():
-            await _rpc_error(400, "Validation error", INVALID_PARAMS)(scope, body.receive, send)
+        elif scope["method"] == "POST":
+            body = _Body(receive)
+            if await body.is_one():
+                await self._serve_older(caller, scope, body.receive, send)
+            else:
+                await _rpc_error(400, "Validation error", INVALID_PARAMS)(scope, receive, send)
         else:
-            await self._serve_older(caller, scope, receive if scope["method"] != "POST" else body.receive, send)
+            await self._serve_older(caller, scope, receive, send)
 
     async def _serve_older(self, caller: Identity, scope: Scope, receive: Receive, send: Send) -> None:
         """A request of a client of an older protocol."""

@@ -31,6 +31,12 @@ def test_what_a_row_names_is_there(row: str) -> None:
             assert_test(f"tests/{name}")
 
 
+def test_what_an_attempt_names_is_there() -> None:
+    attempts = PAGE.read_text().partition("## I. ")[2].partition("\n## ")[0]
+    for name in re.findall(r"`([a-z_/]+\.py(?:::\w+)?)`", attempts):
+        assert_test(f"tests/{name}")
+
+
 def assert_target(name: str) -> None:
     """A target of the Makefile."""
     target = name.split()[1]
