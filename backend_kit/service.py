@@ -197,13 +197,15 @@ class Service(ABC, Generic[Config, State]):
         max_body_bytes: int,
         file_paths: Collection[str],
         own_errors: Collection[str] = (),
+        larger_bodies: Mapping[str, int] | None = None,
         scopes: Mapping[str, Needs],
         costs: Mapping[str, Cost],
         chat_page: bool = False,
     ) -> FastAPI:
-        """The application. Bodies have at most `max_body_bytes`, except for files sent to `file_paths`; routes below
-        `own_errors` render the refusal of a larger one themselves. `scopes` says which API keys each route takes,
-        `costs` what it costs. `chat_page`: people can sign in at `/`."""
+        """The application. Bodies have at most `max_body_bytes`, on the paths of `larger_bodies` what that says, and
+        none where files are sent to `file_paths`; routes below `own_errors` render the refusal of a larger one
+        themselves. `scopes` says which API keys each route takes, `costs` what it costs. `chat_page`: people can sign
+        in at `/`."""
         app = FastAPI(
             title=title,
             version=version("turnwise"),
@@ -223,7 +225,13 @@ class Service(ABC, Generic[Config, State]):
             add_api_docs(app, identify, chat_page=chat_page)
         admit_routes(app, self.admission, costs, RouteScopes(scopes, base), base)
         app.add_middleware(RequestMetrics, metrics=HttpMetrics(self._registry), activity=self._activity)
-        app.add_middleware(BodyLimit, limit_bytes=max_body_bytes, file_paths=file_paths, own_errors=own_errors)
+        app.add_middleware(
+            BodyLimit,
+            limit_bytes=max_body_bytes,
+            file_paths=file_paths,
+            own_errors=own_errors,
+            larger=larger_bodies or {},
+        )
         app.add_middleware(RequestId)
         cors.add_to(app)
         return app

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_BODY_BYTES = 1024 * 1024
 _POOL_TICK_S = 1.0
 
 
@@ -77,7 +78,8 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         base = settings.app.base_url
         self.app = self._make_app(
             "Turnwise knowledge flow",
-            max_body_bytes=settings.limits.max_request_bytes,
+            max_body_bytes=min(_MAX_BODY_BYTES, settings.limits.max_request_bytes),
+            larger_bodies={f"{base}/vector/rerank": settings.limits.max_request_bytes},
             file_paths=tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest")),
             scopes=SCOPES,
             costs=ROUTE_COSTS,
@@ -166,7 +168,10 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             kpi=kpi,
             tasks=tasks,
         )
-        library = LibraryServices(Library(Statements(database), engine.writer, reads), metrics)
+        library = LibraryServices(
+            Library(Statements(database), engine.writer, reads, max_libraries=settings.limits.max_libraries_per_user),
+            metrics,
+        )
         state = State(tasks, runtime, database, embedder, engine, search, ingest, fast, library, audit)
         if settings.doors.mcp:
             from knowledge_flow_backend.surfaces.mcp import make_mcp

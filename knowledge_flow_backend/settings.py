@@ -261,7 +261,8 @@ class Limits(Section):
     max_question_chars: Positive = 32_000
     """Characters of a question; a longer one gets `message_too_long`."""
     max_request_bytes: Positive = 4_194_304
-    """Bytes of a JSON body; a larger one gets `too_large`."""
+    """Bytes of the body of a rerank, which brings its passages; a larger one gets `too_large`. Other JSON bodies have
+    at most 1 MiB of it, since reading one holds the event loop."""
     max_uploads: Positive = 64
     """Uploads that are received or worked on; further ones wait, users in turn, before their bytes are read. The last
     eighth is for users without one."""
@@ -275,6 +276,9 @@ class Limits(Section):
     max_attachments_per_user: Count = 100
     """Attachments that a user may have in all sessions together, whoever uploads them; a further one gets
     `attachment_limit_reached`. It should not be less than the agentic service's `ai.max_attached_files_per_user`.
+    0 = no limit."""
+    max_libraries_per_user: Count = 1000
+    """Libraries that a user may own; a further one gets `conflict`. Whoever they are shared with lists all of them.
     0 = no limit."""
 
 

@@ -25,21 +25,13 @@ from pydantic import (
 from agentic_backend.errors import BadRequest, MessageTooLong, RateLimited, UnknownType
 from agentic_backend.session.stream import Ask, HumanAnswer
 from backend_kit.auth import Credentials
-from backend_kit.wire import dumps, field_of
+from backend_kit.wire import dumps, field_of, storable
 
 MAX_DEPTH: Final = 32
 """Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
 _INT_BITS: Final = 63
-_SURROGATE = re.compile("[\ud800-\udfff]")
 FRAMES_PER_S = 500.0
 BURST = 500.0
-
-
-def storable(text: str) -> str:
-    """The text, checked. Raises ValueError for what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
-    if "\x00" in text or _SURROGATE.search(text):
-        raise ValueError("text holds NUL or a lone surrogate")
-    return text
 
 
 def storable_json(value: Any) -> Any:

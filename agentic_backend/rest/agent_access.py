@@ -8,10 +8,10 @@ from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from agentic_backend.agent.policy import AgentGrant, Relation, SubjectKind, Subjects
-from agentic_backend.chat.frames import storable
 from agentic_backend.errors import Forbidden
 from agentic_backend.rest.agents import AgentServices
 from backend_kit.auth import AuditAction, AuditEvent, Identity
+from backend_kit.wire import storable
 
 _Subject = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(storable)]
 _AgentId = Annotated[str, PathParam(max_length=128), AfterValidator(storable)]

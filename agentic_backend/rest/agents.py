@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 from agentic_backend.agent import Catalog
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.policy import AgentPolicy
-from agentic_backend.chat.frames import storable, storable_json
+from agentic_backend.chat.frames import storable_json
 from agentic_backend.errors import AgentNotFound, AgentRefused, BadRequest, Forbidden
 from agentic_backend.settings import (
     DEFAULT_MODEL,
@@ -23,7 +23,7 @@ from agentic_backend.settings import (
     McpServerRef,
 )
 from backend_kit.auth import Identity
-from backend_kit.wire import CODES, dumps
+from backend_kit.wire import CODES, dumps, storable
 
 _STATIC: Final = "Agents come from the configuration file alone (ai.use_static_config_only)."
 _CONFIGURED: Final = "This agent comes from the configuration file."

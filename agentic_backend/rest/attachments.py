@@ -14,7 +14,6 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as PathParam
 from pydantic import AfterValidator
 
-from agentic_backend.chat.frames import storable
 from agentic_backend.errors import (
     AttachmentDuplicate,
     AttachmentLimitReached,
@@ -37,7 +36,7 @@ from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.http import error_response, request_id
-from backend_kit.wire import CODES, Code, dumps, normalized
+from backend_kit.wire import CODES, Code, dumps, normalized, storable
 
 logger = logging.getLogger(__name__)
 

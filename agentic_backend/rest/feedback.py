@@ -8,10 +8,10 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from agentic_backend.chat.frames import storable
 from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.events import utc_now
 from agentic_backend.session.store import Feedback, FeedbackStore
+from backend_kit.wire import storable
 
 _MAX_COMMENT_CHARS: Final = 4000
 _MAX_LISTED: Final = 1000

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from agentic_backend.chat.frames import storable
 from agentic_backend.errors import Conflict, Forbidden
 from backend_kit.auth import (
     ApiKeys,
@@ -23,6 +22,7 @@ from backend_kit.auth import (
     ScopeMissing,
     make_key,
 )
+from backend_kit.wire import storable
 
 MAX_KEYS: Final = 100
 """Valid keys of one owner."""

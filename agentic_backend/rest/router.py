@@ -13,7 +13,6 @@ from starlette.websockets import WebSocket
 
 from agentic_backend.agent import Catalog
 from agentic_backend.chat.dialects import Turns
-from agentic_backend.chat.frames import storable
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
@@ -37,6 +36,7 @@ from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionSto
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
+from backend_kit.wire import storable
 
 _MAX_TITLE_CHARS = 200
 _VERSION_OF_DOORS = 5

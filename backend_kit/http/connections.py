@@ -14,7 +14,7 @@ from backend_kit.settings import ConnectionBounds
 
 logger = logging.getLogger(__name__)
 
-Reason = Literal["max_open", "per_address", "head", "body", "malformed"]
+Reason = Literal["max_open", "per_address", "head", "body", "answer", "malformed"]
 """Why a connection was refused or ended; the settings of the same names, and a request that is none."""
 
 SURPLUS: Final = 64
@@ -26,6 +26,7 @@ _SAID: Final[dict[Reason, str]] = {
     "per_address": "connections.per_address is reached",
     "head": "a request had no whole head within connections.head_s",
     "body": "a body came more slowly than connections.body_bytes_per_s",
+    "answer": "an answer was not read within connections.answer_s",
     "malformed": "a request was not HTTP/1.1",
 }
 

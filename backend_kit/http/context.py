@@ -3,7 +3,8 @@
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from fastapi import HTTPException, Request, Response, Security
@@ -118,16 +119,23 @@ def route_of(scope: MutableMapping[str, Any]) -> str:
 class BodyLimit:
     """Refuses bodies above `limit_bytes` with 413 `too_large`: immediately by Content-Length, else while reading.
 
-    Routes below `own_errors` render it themselves, as an HTTPException of reading the body. On `file_paths` a
-    `multipart/*` body passes: the routes that take files have their own limits. On any other path the content type
-    makes no difference, or a JSON route would read anything that is labelled multipart.
+    `larger` has the paths with a bound of their own. Routes below `own_errors` render it themselves, as an
+    HTTPException of reading the body. On `file_paths` a `multipart/*` body passes: the routes that take files have
+    their own limits. On any other path the content type makes no difference, or a JSON route would read anything that
+    is labelled multipart.
     """
 
     def __init__(
-        self, app: ASGIApp, limit_bytes: int, file_paths: Collection[str] = (), own_errors: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        limit_bytes: int,
+        file_paths: Collection[str] = (),
+        own_errors: Collection[str] = (),
+        larger: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._app = app
         self._limit = limit_bytes
+        self._larger = larger
         self._own_errors = tuple(own_errors)
         self._file_paths = frozenset(file_paths)
 
@@ -136,8 +144,9 @@ class BodyLimit:
         if scope["type"] != "http" or self._takes_files(scope):
             await self._app(scope, receive, send)
             return
+        limit = self._larger.get(scope["path"], self._limit)
         declared = header(scope["headers"], b"content-length") or ""
-        too_large = declared.isdigit() and int(declared) > self._limit
+        too_large = declared.isdigit() and int(declared) > limit
         if too_large and not scope["path"].startswith(self._own_errors):
             # The server closes a connection whose request it has not read (backend_kit/http/http1.py).
             body = dumps({"detail": _too_large(scope)})
@@ -149,7 +158,7 @@ class BodyLimit:
             nonlocal received
             message: Message = {} if too_large else await receive()
             received += len(message.get("body", b""))
-            if too_large or received > self._limit:
+            if too_large or received > limit:
                 # FastAPI turns any other error of reading a body into a 400.
                 raise HTTPException(413, _too_large(scope))
             return message

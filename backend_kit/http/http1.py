@@ -1,12 +1,12 @@
 """uvicorn's HTTP/1.1 protocol, made safe against clients that are slow, broken or too many (docs/libraries.md#U12)."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, Final, cast
 
 import h11
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 
 # This one, also where another parser is installed: decision 74, and its private parts are in tests/contracts.
@@ -21,6 +21,9 @@ from backend_kit.wire import Code, dumps, message_for
 
 LINGER_S: Final = 5.0
 """Seconds in which what a client still sends behind its answer is read and discarded."""
+
+ANSWER_PIECE_BYTES: Final = 64 * 1024
+"""Of an answer, as much is handed over at a time as the transport buffers."""
 
 _CLOSE: Final = (b"connection", b"close")
 
@@ -47,6 +50,10 @@ class HardenedHttp(H11Protocol):
     the whole body has come: it says `Connection: close`, the sending side is shut, and what the client still sends is
     discarded for `LINGER_S`, since a socket that is closed with unread bytes is reset, and a client in the middle of
     sending then loses the answer.
+
+    An answer is handed over as its client takes it, however large the messages are that the application sends: so what
+    bounds the requests at work bounds the answers in memory, too. `bounds.answer_s`: a client that takes longer for a
+    piece of 64 KiB is cut off.
 
     `among` has the bounds of how many there are; a connection above them gets `health_paths` and nothing else.
 
@@ -86,6 +93,7 @@ class HardenedHttp(H11Protocol):
         self.ws_protocol_class = cast("Any", partial(cast("Any", self.ws_protocol_class), on_end=self._place.leave))
         if self._place.refuses is not None:
             self.app = cast("Any", _OnlyHealth(self.app, self.health_paths, self._place))
+        self.app = cast("Any", _InPieces(self.app, self.hand_over))
         self._arm_head()
 
     def abort(self) -> None:
@@ -115,6 +123,19 @@ class HardenedHttp(H11Protocol):
         if body:  # an empty chunk is the end of an answer
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
+
+    async def hand_over(self, send: Send, message: Message) -> None:
+        """Send a message of an answer once the client has taken those before it; cut it off where that takes too
+        long."""
+        if not self.flow.write_paused:
+            await send(message)
+            return
+        try:
+            async with asyncio.timeout(self.bounds.answer_s):
+                await send(message)
+        except TimeoutError:
+            self._place.refused("answer")
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read; a clock runs while no request is in progress, and while one has no whole body."""
@@ -204,6 +225,7 @@ class HardenedHttp(H11Protocol):
         """Break the circles through what the application was given, and through the parser that tells of malformed
         requests: this goes at once, not with a later collection."""
         self.app_state = {}
+        self.app = None  # no request is begun any more
         self.conn = None  # type: ignore[assignment]  # nothing is read any more
         self.cycle = None  # type: ignore[assignment]  # uvicorn's begins so
         self.scope = None  # type: ignore[assignment]  # uvicorn's begins so
@@ -298,6 +320,29 @@ class _Connection(StrictConnection):
         except h11.RemoteProtocolError:
             self._malformed()
             return h11.NEED_DATA
+
+
+class _InPieces:
+    """The application, whose answers are handed over in pieces."""
+
+    def __init__(self, app: Any, hand_over: Callable[[Send, Message], Awaitable[None]]) -> None:
+        self._app: ASGIApp = app
+        self._hand_over = hand_over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_pieces(message: Message) -> None:
+            body = message.get("body", b"")
+            if len(body) <= ANSWER_PIECE_BYTES:
+                await self._hand_over(send, message)
+                return
+            for start in range(0, len(body), ANSWER_PIECE_BYTES):
+                end = start + ANSWER_PIECE_BYTES
+                more = end < len(body) or message.get("more_body", False)
+                await self._hand_over(send, {**message, "body": body[start:end], "more_body": more})
+
+        await self._app(scope, receive, send_pieces)
 
 
 class _AnswerTransport:

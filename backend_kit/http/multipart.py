@@ -34,9 +34,12 @@ class MultipartEvents:
         self._seen: list[tuple[str, bytes]] = []
         self._name = self._value = self._disposition = b""
         self._whole = False
-        self._parser = MultipartParser(
-            boundary, self._callbacks(), max_header_count=_MAX_HEADERS, max_header_size=_MAX_HEADER_BYTES
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary, self._callbacks(), max_header_count=_MAX_HEADERS, max_header_size=_MAX_HEADER_BYTES
+            )
+        except FormParserError:
+            raise BrokenForm from None  # of a boundary that is too long
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
         """The events; raises `BrokenForm`, or what the stream raises."""

@@ -8,6 +8,7 @@ to one instance.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context as ContextVars
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request, Response
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
+from mcp_types import INVALID_PARAMS, INVALID_REQUEST, ErrorData, JSONRPCError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from sse_starlette.sse import AppStatus
 from starlette.routing import BaseRoute
@@ -84,7 +85,6 @@ class McpDoor:
         scope.setdefault("state", {})[CALLER] = caller
         headers = scope["headers"]
         version = header(headers, _VERSION)
-        session_id = header(headers, _SESSION)
         modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
         if refusal := self._refusal(headers):
             await refusal(scope, receive, send)
@@ -93,7 +93,19 @@ class McpDoor:
             await _not_allowed("POST, DELETE")(scope, receive, send)
         elif modern:
             await self._serve_standalone(scope, receive, send)
-        elif not self.rules.sessions_per_user:
+        elif scope["method"] == "POST":
+            body = _Body(receive)
+            if await body.is_one():
+                await self._serve_older(caller, scope, body.receive, send)
+            else:
+                await _rpc_error(400, "Validation error", INVALID_PARAMS)(scope, receive, send)
+        else:
+            await self._serve_older(caller, scope, receive, send)
+
+    async def _serve_older(self, caller: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request of a client of an older protocol."""
+        session_id = header(scope["headers"], _SESSION)
+        if not self.rules.sessions_per_user:
             await self._alone(scope, receive, send)
         elif session_id is None:
             await self._open(caller, scope, receive, send)
@@ -314,6 +326,31 @@ class _Host:
             self.used_at = self._loop.time()
 
 
+class _Body:
+    """The body of a request, of which the first sign is looked at before the SDK reads it.
+
+    No protocol that we speak has batches. The SDK refuses them too, once it has tried each element as each kind of
+    message: a second and a half of the loop for a mebibyte.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._early: deque[Message] = deque()
+
+    async def receive(self) -> Message:
+        """What was read early, then what comes."""
+        return self._early.popleft() if self._early else await self._receive()
+
+    async def is_one(self) -> bool:
+        """Whether it is no list."""
+        while True:
+            message = await self._receive()
+            self._early.append(message)
+            begun = message.get("body", b"").lstrip()
+            if begun or not message.get("more_body"):
+                return not begun.startswith(b"[")
+
+
 class _Unquoting:
     """Passes an answer on, without the SDK's quotation of a body that it could not read."""
 
@@ -431,7 +468,7 @@ def _not_allowed(allowed: str) -> Response:
     return Response(status_code=405, headers={"Allow": allowed})
 
 
-def _rpc_error(status: int, message: str) -> Response:
+def _rpc_error(status: int, message: str, code: int = INVALID_REQUEST) -> Response:
     """An error as a client of MCP takes it: 404 makes it open another session."""
-    error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INVALID_REQUEST, message=message))
+    error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=message))
     return Response(error.model_dump_json(by_alias=True), status, media_type="application/json")

@@ -265,6 +265,8 @@ class ConnectionBounds(Section):
     and the end. 0 = no minimum."""
     body_window_s: Seconds = 10
     """Seconds over which the rate of a body is measured."""
+    answer_s: Seconds = 10
+    """Seconds in which a client must take each 64 KiB of an answer; then the connection is ended."""
 
 
 class ServiceSettings(RootSection):

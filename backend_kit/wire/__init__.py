@@ -1,7 +1,18 @@
 """Wire formats of both services: error codes, the root of errors, JSON bytes, normalized text."""
 
 from backend_kit.wire.codes import CODES, Code, ServiceError, message_for
-from backend_kit.wire.encoding import InvalidJson, dumps, loads, normalized
+from backend_kit.wire.encoding import InvalidJson, dumps, loads, normalized, storable
 from backend_kit.wire.fields import field_of
 
-__all__ = ["CODES", "Code", "InvalidJson", "ServiceError", "dumps", "field_of", "loads", "message_for", "normalized"]
+__all__ = [
+    "CODES",
+    "Code",
+    "InvalidJson",
+    "ServiceError",
+    "dumps",
+    "field_of",
+    "loads",
+    "message_for",
+    "normalized",
+    "storable",
+]

@@ -28,6 +28,17 @@ def loads(data: bytes | str) -> Any:
     return orjson.loads(data)
 
 
+def storable(text: str) -> str:
+    """The text, checked. Raises ValueError for what UTF-8 or Postgres cannot carry: a lone surrogate, NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text holds a lone surrogate") from None
+    if "\0" in text:
+        raise ValueError("text holds NUL")
+    return text
+
+
 def _scrub(value: Any) -> Any:
     """Replace what UTF-8 and 64 bits cannot represent. Only called if the first attempt to encode failed."""
     if isinstance(value, str):

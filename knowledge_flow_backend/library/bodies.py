@@ -6,6 +6,7 @@ from fastapi import HTTPException
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
+from backend_kit.wire import storable
 from knowledge_flow_backend.library.statements import SORTS
 from knowledge_flow_backend.library.store import Access, DocumentFilter, NewTag, Window
 
@@ -16,14 +17,8 @@ MAX_LIBRARIES = 100
 """Libraries that one document may stand in."""
 
 
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("text holds NUL")
-    return text
-
-
-Id = Annotated[str, PathParam(min_length=1, max_length=128), AfterValidator(_storable)]
-Storable = Annotated[str, AfterValidator(_storable)]
+Id = Annotated[str, PathParam(min_length=1, max_length=128), AfterValidator(storable)]
+Storable = Annotated[str, AfterValidator(storable)]
 Who = Annotated[Storable, Field(min_length=1, max_length=255)]
 Name = Annotated[Storable, Field(min_length=1, max_length=200)]
 Ids = Annotated[list[Annotated[Storable, Field(max_length=128)]], Field(max_length=1000)]

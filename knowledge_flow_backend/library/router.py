@@ -31,6 +31,7 @@ _JSON = "application/json"
 _LIBRARIES = "libraries"
 _DOCUMENTS = "documents"
 
+_TAGS: dict[int | str, dict[str, Any]] = {200: {"model": list[dict[str, Any]], "description": "By path and name."}}
 _CHUNKS: dict[int | str, dict[str, Any]] = {200: {"model": list[dict[str, Any]], "description": "In order."}}
 
 RAW_HEADERS = {
@@ -62,15 +63,18 @@ def build_router(services: Callable[[], LibraryServices], identify: Callable[...
 
 
 def _add_tags(router: APIRouter, services: Callable[[], LibraryServices], caller: Any) -> None:
-    @router.get("/tags", tags=[_LIBRARIES])
-    async def tags(identity: caller) -> list[dict[str, Any]]:
+    @router.get("/tags", tags=[_LIBRARIES], responses=_TAGS)
+    async def tags(identity: caller) -> Response:
         """The libraries that the caller may read: their own, and those shared with them."""
         with _call(services, "tags") as library:
-            return await library.tags(_reader(identity))
+            found = await library.tags(_reader(identity))
+        # Not through the framework's encoder: others decide how many libraries they share with this caller.
+        return Response(dumps(found), media_type=_JSON)
 
     @router.post("/tags", status_code=201, tags=[_LIBRARIES])
     async def create_tag(identity: caller, body: CreateTag) -> dict[str, Any]:
-        """Create a library that nobody but the caller reads. 409 where they have one of that name at that path."""
+        """Create a library that nobody but the caller reads. 409 where they have one of that name at that path,
+        or `limits.max_libraries_per_user`."""
         with _call(services, "tags") as library:
             return await library.add_tag(_reader(identity), body.tag())
 

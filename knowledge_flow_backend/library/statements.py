@@ -86,7 +86,8 @@ TAGS: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE {_READS_TAG} ORDER 
 TAG: Final = text(f"SELECT {_TAG_COLUMNS} FROM tags t WHERE t.id = :id AND {_READS_TAG}")
 ADD_TAG: Final = text(
     """INSERT INTO tags (id, name, path, type, description, owner_id)
-    VALUES (:id, :name, :path, :type, :description, :reader)"""
+    SELECT :id, :name, :path, :type, :description, :reader
+    WHERE :most = 0 OR (SELECT count(*) FROM tags WHERE owner_id = :reader) < :most RETURNING id"""
 )
 CHANGE_TAG: Final = text(
     """UPDATE tags SET name = COALESCE(:name, name), path = COALESCE(:path, path),

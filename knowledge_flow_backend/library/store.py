@@ -126,10 +126,17 @@ class Library:
     """
 
     def __init__(
-        self, statements: Statements, writer: IndexWriter, reads: SharedReads, *, piece_bytes: int = RAW_PIECE_BYTES
+        self,
+        statements: Statements,
+        writer: IndexWriter,
+        reads: SharedReads,
+        *,
+        max_libraries: int = 0,
+        piece_bytes: int = RAW_PIECE_BYTES,
     ) -> None:
-        """`reads` is told who reads text of which document. `piece_bytes`: bytes of a raw file that are read at a
-        time."""
+        """`reads` is told who reads text of which document. `max_libraries` of one owner, 0: any number. `piece_bytes`:
+        bytes of a raw file that are read at a time."""
+        self._max_libraries = max_libraries
         self._reads = reads
         self._statements = statements
         self._writer = writer
@@ -146,13 +153,20 @@ class Library:
         return _tag(rows[0]) if rows else None
 
     async def add_tag(self, reader: Reader, tag: NewTag) -> dict[str, Any]:
-        """Create a library of the reader's own. Raises `Conflict` where they have one of that name there, `Forbidden`
-        where their key is limited to others."""
+        """Create a library of the reader's own. Raises `Conflict` where they have one of that name there, or as
+        many as they may have, `Forbidden` where their key is limited to others."""
         if reader.libraries is not None:
             raise Forbidden("the key is limited to libraries")
         tag_id = secrets.token_hex(12)
-        values = {"name": tag.name, "path": tag.path, "type": tag.type, "description": tag.description}
-        await self._statements.rows("add_tag", statements.ADD_TAG, {**values, "id": tag_id, "reader": reader.user_id})
+        values: dict[str, object] = {
+            "name": tag.name,
+            "path": tag.path,
+            "type": tag.type,
+            "description": tag.description,
+        }
+        values |= {"id": tag_id, "reader": reader.user_id, "most": self._max_libraries}
+        if not await self._statements.rows("add_tag", statements.ADD_TAG, values):
+            raise Conflict("as many libraries as one may have")
         made = await self.tag(reader, tag_id)
         assert made is not None  # its owner reads it
         return made

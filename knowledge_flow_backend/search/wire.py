@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
+from backend_kit.wire import storable
 from knowledge_flow_backend.index import ChunkHit, Policy
 
 MAX_IDS = 1000
@@ -17,19 +18,8 @@ CHUNK_MARK = "#chunk="
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~-]*")
 
 
-def _storable(text: str) -> str:
-    # Postgres takes no NUL, UTF-8 no lone surrogate; a rerank has a hundred thousand characters to look at.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("not text") from None
-    if "\0" in text:
-        raise ValueError("not text")
-    return text
-
-
-Line = Annotated[str, AfterValidator(_storable)]
-Id = Annotated[str, Field(max_length=256), AfterValidator(_storable)]
+Line = Annotated[str, AfterValidator(storable)]
+Id = Annotated[str, Field(max_length=256), AfterValidator(storable)]
 
 
 TopR = Annotated[int, Field(ge=1, le=MAX_DOCUMENTS, strict=True)]
@@ -88,7 +78,7 @@ class VectorSearchHit(BaseModel):
     preview_url: str | None = None
     preview_at_url: str | None = None
     repo_url: str | None = None
-    citation_url: str | None = None
+    citation_url: Line | None = None
     license: str | None = None
     confidential: bool | None = None
     embedding_model: str | None = None
@@ -103,7 +93,7 @@ class VectorSearchHit(BaseModel):
     def chunk_uid(self) -> str | None:
         """The chunk that its citation names, None where it names none."""
         _, mark, chunk = (self.citation_url or "").rpartition(CHUNK_MARK)
-        return chunk if mark and chunk and "\0" not in chunk else None
+        return chunk if mark and chunk else None
 
 
 class RerankRequest(BaseModel):

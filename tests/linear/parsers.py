@@ -449,6 +449,7 @@ CASES: Final[dict[str, Case]] = {
     "backend_kit/auth/api_keys.py::digest_of": (api_keys.digest_of, again("a", "é")),
     "backend_kit/auth/api_keys.py::looks_like_key": (api_keys.looks_like_key, again("tw_", "a")),
     "backend_kit/auth/identity.py::header": (lambda made: auth.header([(b"a", b"b")] * made, b"x"), (lambda n: n,)),
+    "backend_kit/wire/encoding.py::storable": (wire.storable, again("a", "é", "\ud7ff")),
     "backend_kit/wire/encoding.py::loads": (wire.loads, _JSON + _OBJECT),
     "backend_kit/wire/encoding.py::normalized": (
         lambda made: wire.normalized("NFKD", made),
@@ -504,7 +505,6 @@ CASES: Final[dict[str, Case]] = {
     f"{_REST}/attachments.py::file_name": (attachments.file_name, again("a", "/", ".", _MARKS, "\u200b", " ", "é")),
     f"{_REST}/compression.py::chosen": (compression.chosen, again(",", "gzip,", "gzip;q=", ";", " ", "*;q=0.", "a")),
     f"{_REST}/export.py::disposition": (lambda made: export.disposition(_named(made), "md"), _WORDS),
-    f"{_CHAT}/frames.py::storable": (frames.storable, again("a", "é", "\ud7ff")),
     f"{_CHAT}/frames.py::parse_native": (
         lambda made: frames.parse_native(made.decode(), 2**30),
         _JSON + _OBJECT + raw("a", before='{"type":"ask","session_id":"a","agent_id":"a","message":"', behind='"}'),

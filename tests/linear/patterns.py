@@ -64,7 +64,6 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_REST}/export.py::disposition#2": (("", "a", ""), ("", "é", "")),
     f"{_REST}/export.py::_fenced": (("", "a", " "),),
     "backend_kit/wire/fields.py::_NAME": (("", "a", " "),),
-    f"{_CHAT}/frames.py::_SURROGATE": (("", "é", ""), ("", "\ud7ff", "")),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
     f"{_CHAT}/handshake.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),

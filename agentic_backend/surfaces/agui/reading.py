@@ -17,6 +17,8 @@ from backend_kit.wire import InvalidJson, dumps, field_of, loads
 MAX_THREAD_ID: Final = 512
 """Characters of a `threadId`."""
 _MAX_TOOLS: Final = 128
+_MAX_MESSAGES: Final = 4_000
+_MAX_CONTEXT: Final = 1_000
 
 Json = Annotated[Any, AfterValidator(storable_json)]
 
@@ -94,11 +96,11 @@ class _Input(_Read):
     thread_id: Annotated[CleanText, Field(alias="threadId", min_length=1, max_length=MAX_THREAD_ID)]
     run_id: Annotated[Identifier, Field(alias="runId")]
     parent_run_id: Annotated[CleanText | None, Field(alias="parentRunId")] = None
-    messages: list[_Message]
+    messages: Annotated[list[_Message], Field(max_length=_MAX_MESSAGES)]
     tools: Annotated[list[_Tool] | None, Field(max_length=_MAX_TOOLS)] = None
-    context: list[_Context] | None = None
+    context: Annotated[list[_Context] | None, Field(max_length=_MAX_CONTEXT)] = None
     forwarded: Annotated[Any, Field(alias="forwardedProps")] = None
-    resume: list[_Entry] | None = None
+    resume: Annotated[list[_Entry] | None, Field(max_length=_MAX_CONTEXT)] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from agentic_backend.llm.prompt import EarlierCall, HistoryItem
 from agentic_backend.surfaces.openai import reading
 from agentic_backend.surfaces.openai.errors import Refused
 
+MAX_PARTS: Final = 1_000
 MAX_MESSAGES: Final = 4_000
 MAX_NAME: Final = 256
 _UNREADABLE: Final = {
@@ -81,6 +82,8 @@ class Contents:
             raise reading.missing(place)
         if not isinstance(content, list):
             raise reading.wrong(place, "a string or an array of parts")
+        if len(content) > MAX_PARTS:
+            raise Refused(f"{place} has more than {MAX_PARTS} parts.", place, "array_above_max_length")
         parts = [self._part(part, f"{place}[{number}]", is_newest) for number, part in enumerate(content)]
         return "\n".join(parts)
 

@@ -4,6 +4,7 @@ No function quotes a value of the request.
 """
 
 import math
+from itertools import chain
 from typing import Any, Final
 
 from agentic_backend.surfaces.openai.errors import Refused
@@ -23,27 +24,27 @@ def read_object(body: bytes) -> Object:
         raise Refused("The body is no JSON.") from None
     if not isinstance(value, dict):
         raise Refused("The body is no JSON object.")
-    _check(value, MAX_DEPTH, has_nul=b"\\u0000" in body)
+    _check(value, has_nul=b"\\u0000" in body)
     return value
 
 
-def _check(value: Any, depth: int, *, has_nul: bool) -> None:
-    """Raise Refused for what could not be stored or encoded again: NUL, too deep a nesting."""
-    if isinstance(value, str):
-        if has_nul and "\x00" in value:
-            raise Refused("A text holds NUL.")
-    elif isinstance(value, dict | list):
-        if not depth:
-            raise Refused(f"The body is nested deeper than {MAX_DEPTH} levels.")
-        if isinstance(value, dict):
-            if has_nul:
-                _check(list(value), depth, has_nul=True)
-            items: Any = value.values()
-        else:
-            items = value
-        for item in items:
-            if not isinstance(item, int | float | bool | None):
-                _check(item, depth - 1, has_nul=has_nul)
+def _check(value: Object, *, has_nul: bool) -> None:
+    """Raise Refused for what could not be stored or encoded again: NUL, too deep a nesting.
+
+    Level by level: a call for each value would hold the loop for a fifth of a second, for a body of tiny ones.
+    """
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        items = [item for holder in level for item in (holder.values() if type(holder) is dict else holder)]
+        if has_nul:
+            keys = (key for holder in level if type(holder) is dict for key in holder)
+            texts = (item for item in items if type(item) is str)
+            if any("\x00" in text for text in chain(keys, texts)):
+                raise Refused("A text holds NUL.")
+        level = [item for item in items if type(item) is dict or type(item) is list]
+        if not level:
+            return
+    raise Refused(f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def path(at: str, key: str) -> str:

@@ -19,6 +19,8 @@ from backend_kit.http.server import DrainServer
 from tests.support.patience import PATIENCE_S
 
 Scope = dict[str, Any]
+LARGE = 16 << 20
+"""Bytes of an answer: more than the buffers of two kernels take."""
 TEXTS = ("one", "zwei \u00fc", "", "x" * 200, "y" * 70_000, "\U0001f600", "last")
 
 
@@ -51,6 +53,7 @@ class SocketApp:
             "/client": lambda: self.name_client(scope, send),
             "/flood-pieces": lambda: self.flood_pieces(scope, receive, send),
             "/gone": lambda: self.wait_gone(scope),
+            "/large": lambda: self.say_much(send),
             "/pieces": lambda: self.pieces(scope, send),
             "/read": lambda: self.read(receive, send),
             "/read-later": lambda: self.read_later(receive, send),
@@ -69,6 +72,12 @@ class SocketApp:
         """A whole answer."""
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
+
+    async def say_much(self, send: Any) -> None:
+        """A whole answer of `LARGE` bytes in one message; record when it was handed over."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        await send({"type": "http.response.body", "body": bytes(range(256)) * (LARGE // 256)})
+        self.seen.put(("handed over",))
 
     async def name_client(self, scope: Scope, send: Any) -> None:
         """Record the client's address."""

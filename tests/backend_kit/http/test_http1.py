@@ -9,7 +9,7 @@ import pytest
 
 from backend_kit.http import ServeSettings
 from backend_kit.settings import ConnectionBounds
-from tests.backend_kit.http.socket_app import SocketApp, connect, frame, handshake, read_frame, running
+from tests.backend_kit.http.socket_app import LARGE, SocketApp, connect, frame, handshake, read_frame, running
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
@@ -147,6 +147,40 @@ def test_a_broken_chunk_behind_the_beginning_of_an_answer_ends_it(caplog: pytest
         assert socket_app.next() == ("read until", "http.disconnect")
     told = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert told == ["a connection from 127.0.0.1 was refused or ended: a request was not HTTP/1.1"]
+
+
+# Answers that are not read
+
+
+def test_a_large_answer_in_one_message_is_handed_over_as_it_is_read() -> None:
+    """What bounds the requests at work bounds the memory of their answers only if it holds until they were taken."""
+    socket_app = SocketApp()
+    with running(socket_app) as server, connect(server.port, receive_buffer=65536) as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = sock.recv(4096)
+        assert b"content-length: %d" % LARGE in head
+        assert ask(server.port, GET).startswith(b"HTTP/1.1 200 ")  # the loop has had its turn
+        assert socket_app.seen.empty()
+        body = head.partition(b"\r\n\r\n")[2]
+        while len(body) < LARGE:
+            body += sock.recv(1 << 20)
+        assert body == bytes(range(256)) * (LARGE // 256)
+        assert socket_app.next() == ("handed over",)
+        sock.sendall(GET)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_that_is_not_read_is_ended_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    socket_app = SocketApp()
+    with running(socket_app, bounded(answer_s=0.2)) as server, connect(server.port, receive_buffer=4096) as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert socket_app.next() == ("handed over",)  # to nobody
+        server.until(socket_app, lambda: not server.server.server_state.connections)
+        assert len(rest_of(sock)) < LARGE
+    told = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert told == [
+        "a connection from 127.0.0.1 was refused or ended: an answer was not read within connections.answer_s"
+    ]
 
 
 # Too many

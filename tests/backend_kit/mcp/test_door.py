@@ -108,6 +108,31 @@ async def test_a_handler_knows_who_calls(tasks: TaskRegistry, era: str) -> None:
     assert block.text == "ada"
 
 
+@pytest.mark.parametrize("sessions", [0, 2])
+async def test_a_batch_is_refused_at_its_first_sign(tasks: TaskRegistry, sessions: int) -> None:
+    """The SDK would read all of it, and try each element as each kind of message."""
+
+    async def call(_ctx: Context, _params: CallToolRequestParams) -> CallToolResult:
+        raise AssertionError("nobody asked")
+
+    said: list[Message] = []
+    body: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in (b" \n", b" [{}")]
+
+    async def receive() -> Message:
+        return body.pop(0)  # no more than this is asked for
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers}
+    door = door_of(call, tasks, sessions_per_user=sessions)
+    await door.handle(CALLER, scope, receive, send)
+    assert said[0]["status"] == 400
+    assert loads(said[1]["body"])["error"]["message"] == "Validation error"
+    await door.aclose()
+
+
 async def test_calls_are_answered_although_a_server_was_told_to_exit(tasks: TaskRegistry) -> None:
     """The SDK's event streams would be empty: they belong to whichever server of the process is told first."""
 

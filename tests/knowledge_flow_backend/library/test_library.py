@@ -47,6 +47,20 @@ async def test_a_name_is_taken_once_in_a_place(ingestion: Ingestion) -> None:
     await new_tag(ingestion, "Docs", user="bob")
 
 
+async def test_an_owner_has_so_many_libraries_and_others_their_own(ingestion: Ingestion) -> None:
+    """Whoever they are shared with lists all of them."""
+    writer = PgVectorWriter(ingestion.database, model="hashing")
+    library = store.Library(store.Statements(ingestion.database), writer, unheard(), max_libraries=2)
+    ada, bob = Reader("ada", ()), Reader("bob", ())
+    made = [await library.add_tag(ada, store.NewTag(name, "", "document", None)) for name in ("One", "Two")]
+    with pytest.raises(Conflict):
+        await library.add_tag(ada, store.NewTag("Three", "", "document", None))
+    await library.add_tag(bob, store.NewTag("Three", "", "document", None))
+    assert await library.delete_tag(ada, made[0]["id"])
+    await library.add_tag(ada, store.NewTag("Three", "", "document", None))
+    assert [tag["name"] for tag in await library.tags(ada)] == ["Three", "Two"]
+
+
 async def test_documents_stand_in_the_libraries_they_were_sent_to(ingestion: Ingestion) -> None:
     one, two = await new_tag(ingestion, "One"), await new_tag(ingestion, "Two")
     uid = await ingestion.put("a.md", "Text.", tags=[one, two])
@@ -122,6 +136,8 @@ async def test_a_listing_has_windows_orders_and_filters(ingestion: Ingestion) ->
         {"filters": {"__class__": 1}},
         {"filters": {"status": "ready' OR 1=1"}},
         {"filters": {"name": "a\x00b"}},
+        {"filters": {"name": "\ud800"}},
+        {"filters": {"tag_ids": ["\ud800"]}},
         {"sort_by": "uid; DROP TABLE documents"},
         {"sort_by": [{"field": "content_hash", "direction": "asc"}]},
         {"limit": 0},
@@ -137,7 +153,7 @@ async def test_what_is_not_on_the_list_is_refused(ingestion: Ingestion, body: di
     await ingestion.call("POST", "/documents/browse", json=body, status=422)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, "a\x00b", 5, None])
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\x00b", "\ud800", 5, None])
 async def test_a_name_that_is_none_is_refused(ingestion: Ingestion, name: Any) -> None:
     await ingestion.call("POST", "/tags", json={"name": name}, status=422)
 

@@ -153,6 +153,16 @@ async def test_ten_megabytes_are_too_large(service: RunningKnowledgeFlow, path: 
     writer.close()
 
 
+@pytest.mark.parametrize(("path", "status"), [(SEARCH, 413), (RERANK, 422)])
+async def test_only_what_brings_passages_may_be_larger_than_a_mebibyte(
+    service: RunningKnowledgeFlow, path: str, status: int
+) -> None:
+    """Reading a body holds the event loop."""
+    data = json.dumps({"question": "q", "documents": [], "top_r": 0, "more": "x" * (1 << 20)})
+    async with service.http.post(BASE + path, data=data, headers={"Content-Type": "application/json"}) as response:
+        assert response.status == status
+
+
 async def test_a_rerank_changes_score_and_rank_and_keeps_the_old_ones(
     service: RunningKnowledgeFlow, corpus: Corpus
 ) -> None:
@@ -185,7 +195,14 @@ async def test_a_rerank_takes_the_four_required_fields(service: RunningKnowledge
     for missing in least:
         body = {"question": "q", "documents": [{key: value for key, value in least.items() if key != missing}]}
         assert await code(service, RERANK, body, 422) == "bad_request"
-    bad_hits = ({"score": "0.5"}, {"score": True}, {"rank": "1"}, {"confidential": "yes"}, {"token_count": True})
+    bad_hits = (
+        {"score": "0.5"},
+        {"score": True},
+        {"rank": "1"},
+        {"confidential": "yes"},
+        {"token_count": True},
+        {"citation_url": "/documents/u#chunk=\ud800"},
+    )
     others: list[dict[str, Any]] = [{"documents": [{**least, **bad}]} for bad in bad_hits]
     others += [{"top_r": 0}, {"top_r": "1"}, {"top_r": True}, {"documents": [least] * 1001}, {"documents": None}]
     for bad in others:

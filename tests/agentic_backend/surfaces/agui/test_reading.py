@@ -147,6 +147,7 @@ def test_a_question_that_was_abandoned_for_a_new_message_is_not_answered():
 
 
 FAULTS = {
+    "context": {"context": [{"value": "x"}] * 1001},
     "threadId": {"threadId": 5},
     "runId": {"runId": "\x00"},
     "messages": {"messages": {}},
@@ -176,6 +177,10 @@ FAULTS = {
 @pytest.mark.parametrize(("field", "changes"), FAULTS.items(), ids=FAULTS.keys())
 def test_a_fault_names_its_field(field, changes):
     assert fault(**changes) == field
+
+
+def test_an_input_has_so_many_messages():
+    assert fault(messages=[USER] * 4001) == "messages"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from agentic_backend.llm.prompt import EarlierCall, HistoryItem
 from agentic_backend.surfaces.openai.errors import Refused
-from agentic_backend.surfaces.openai.messages import MAX_MESSAGES, with_results
+from agentic_backend.surfaces.openai.messages import MAX_MESSAGES, MAX_PARTS, with_results
 from agentic_backend.surfaces.openai.request import MAX_TOOLS, read_chat_request
 from tests.agentic_backend.surfaces.openai.front_ends import libre_chat, open_webui, with_image
 
@@ -102,6 +102,10 @@ def test_an_image_is_refused_where_it_is_new_and_left_out_where_it_is_not():
         ({"messages": {}}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [USER] * (MAX_MESSAGES + 1)}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * (MAX_PARTS + 1)}]},
+            "messages[0].content",
+        ),
         ({"messages": ["hello"]}, "messages[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
