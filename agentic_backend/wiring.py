@@ -133,7 +133,9 @@ def make_sessions(
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:
     """The client of knowledge flow; `ai.timeout` bounds the parts of a call, `deadline_s` the whole."""
     url, timeout = settings.ai.knowledge_flow_url, settings.ai.timeout
-    endpoint = KnowledgeEndpoint(url, deadline_s, connect_s=timeout.connect, read_s=timeout.read)
+    endpoint = KnowledgeEndpoint(
+        url, deadline_s, connect_s=timeout.connect, read_s=timeout.read, one_user=not settings.security.user.enabled
+    )
     return KnowledgeClient(endpoint, metrics)
 
 

@@ -330,7 +330,7 @@ def _strictly(run: AgentRun) -> list[str]:
 
 
 def _caller(run: AgentRun) -> Caller:
-    return Caller(run.credentials, run.request_id, run.traceparent, run.exchange_id)
+    return Caller(run.credentials, run.request_id, run.traceparent, run.exchange_id, run.user_id)
 
 
 def _last(history: Sequence[HistoryItem], count: int) -> Sequence[HistoryItem]:

@@ -49,6 +49,8 @@ class KnowledgeEndpoint:
     keepalive_s: float = 30.0
     max_body_bytes: int = 4 * _MIB
     """An answer above this is refused: reading it would hold the loop for the turns of everybody."""
+    one_user: bool = False
+    """Whether all callers are one user there, as without authentication."""
 
     def __post_init__(self) -> None:
         if min(self.deadline_s, self.connect_s, self.read_s, self.keepalive_s, self.max_connections) <= 0:
@@ -63,6 +65,7 @@ class Caller:
     request_id: str = ""
     traceparent: str | None = None
     exchange_id: str = ""
+    user_id: str = ""
 
     def headers(self) -> dict[str, str]:
         """The headers that say so. A token that no header can carry is left out."""
@@ -150,7 +153,7 @@ class KnowledgeClient:
         request = HttpRequest(url, "GET", headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes)
         try:
             # aiohttp itself repeats a GET whose connection is lost: two layers would make four attempts of it.
-            return await self._answer(route, request, NO_RETRY, bytes)
+            return await self._answer(route, request, caller, NO_RETRY, bytes)
         except CallFailed as failure:
             if failure.status == 404:
                 return None
@@ -166,15 +169,19 @@ class KnowledgeClient:
             route.url, data=dumps(query.body()), headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes
         )
         try:
-            return await self._answer(route, request, _ONCE_MORE, lambda answer: parse_hits(answer, query.limit))
+            return await self._answer(
+                route, request, caller, _ONCE_MORE, lambda answer: parse_hits(answer, query.limit)
+            )
         except BadHits as failure:
             raise self._say(route, f"broken answer: {failure}") from None
         except CallFailed as failure:
             raise self._unavailable(route, failure) from failure
 
-    async def _answer(self, route: _Route, request: HttpRequest, retries: Retries, parse: Callable[[bytes], T]) -> T:
+    async def _answer(
+        self, route: _Route, request: HttpRequest, caller: Caller, retries: Retries, parse: Callable[[bytes], T]
+    ) -> T:
         """One call with its deadline, its verdict on the service, and its answer as `parse` makes it."""
-        with guarded(route.breaker, _is_up):
+        with guarded(route.breaker, _is_up, "" if self.endpoint.one_user else caller.user_id):
             with phase(route.phase):
                 answer = await self._client.call(
                     request, retries=retries, again=frozenset({"reset"}), deadline_s=self.endpoint.deadline_s

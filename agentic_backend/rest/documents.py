@@ -10,6 +10,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi import Path as PathParam
 
 from agentic_backend.knowledge import Caller
+from backend_kit.auth import Identity
 from backend_kit.http import request_id
 
 _ID = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
@@ -34,14 +35,14 @@ def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments],
     """Add the two routes. `documents()` is called at each request: its result exists once the app runs."""
 
     @router.get("/documents/{uid}/chunks/{chunk_uid}")
-    async def passage(uid: Uid, chunk_uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - the route is for known callers
+    async def passage(uid: Uid, chunk_uid: Uid, request: Request, identity: caller) -> Response:
         """The passage that a citation opens, with its document."""
-        return _answer(await documents().passage(uid, chunk_uid, _caller(request)))
+        return _answer(await documents().passage(uid, chunk_uid, _caller(request, identity)))
 
     @router.get("/documents/{uid}/markdown")
-    async def markdown(uid: Uid, request: Request, identity: caller) -> Response:  # noqa: ARG001 - see above
+    async def markdown(uid: Uid, request: Request, identity: caller) -> Response:
         """The whole text of a document, in which passages count their offsets."""
-        return _answer(await documents().markdown(uid, _caller(request)))
+        return _answer(await documents().markdown(uid, _caller(request, identity)))
 
 
 def _answer(found: bytes | None) -> Response:
@@ -50,5 +51,5 @@ def _answer(found: bytes | None) -> Response:
     return Response(found, media_type="application/json", headers=_HEADERS)
 
 
-def _caller(request: Request) -> Caller:
-    return Caller(request.state.credentials, request_id(request.scope))
+def _caller(request: Request, identity: Identity) -> Caller:
+    return Caller(request.state.credentials, request_id(request.scope), user_id=identity.uid)

@@ -159,8 +159,9 @@ class Breaker:
 
     It counts consecutive calls that failed after all retries: a dependency that fails one request in two still serves
     most calls and must not be cut off. What the calls themselves waited for in vain is no part of the 10 s: a silent
-    dependency lets each of them wait for its whole deadline. `clock` is monotonic, in seconds; `refusal` builds the
-    error of a refused call from the seconds until the next one may pass.
+    dependency lets each of them wait for its whole deadline. Where they were all one user's and had no answer in time,
+    it stays closed: they may have waited for that user's other calls. `clock` is monotonic, in seconds; `refusal`
+    builds the error of a refused call from the seconds until the next one may pass.
     """
 
     def __init__(self, clock: Callable[[], float], refusal: Callable[[float], Exception]) -> None:
@@ -168,6 +169,8 @@ class Breaker:
         self._refusal = refusal
         self._failures: deque[tuple[float, float]] = deque(maxlen=_FAILURES)
         """When each call failed, and the seconds that it had waited."""
+        self._waited: deque[str] = deque(maxlen=_FAILURES)
+        """Of each of them the user who had no answer in time, or "" where it says something of everybody."""
         self._open_until: float | None = None
         self._probing = False
         self._reached = False
@@ -197,16 +200,23 @@ class Breaker:
         """Record that the dependency served a call."""
         self._reached = True
         self._failures.clear()
+        self._waited.clear()
         self._open_until = None
         self._probing = False
 
-    def failed(self, waited_s: float = 0.0) -> None:
-        """Record that the call failed, including its retries; after `waited_s`, if it had no answer by its deadline."""
+    def failed(self, waited_s: float = 0.0, late_for: str = "") -> None:
+        """Record that the call failed, including its retries; after `waited_s`, if it had no answer by its deadline,
+        `late_for` that user, where users are told apart."""
         now = self._clock()
         self._failures.append((now, waited_s))
-        if self._probing or (len(self._failures) == _FAILURES and self._in_a_row_s() <= _WINDOW_S):
+        self._waited.append(late_for)
+        in_a_row = len(self._failures) == _FAILURES and self._in_a_row_s() <= _WINDOW_S
+        if self._probing or (in_a_row and not self._of_one_user()):
             self._open_until = now + _OPEN_S
         self._probing = False
+
+    def _of_one_user(self) -> bool:
+        return bool(late_for := self._waited[0]) and all(user == late_for for user in self._waited)
 
     def _in_a_row_s(self) -> float:
         """The seconds from the first failure to the last, without those that the calls after it waited."""

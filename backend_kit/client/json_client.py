@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Literal
 
@@ -164,21 +165,25 @@ class JsonClient:
 
 
 @contextmanager
-def guarded(breaker: Breaker, is_up: Callable[[CallFailed], bool | None] | None = None) -> Iterator[None]:
-    """Around calls that `breaker` watches: raises its refusal while it is open, and gives it their verdict.
+def guarded(
+    breaker: Breaker, is_up: Callable[[CallFailed], bool | None] | None = None, user_id: str = ""
+) -> Iterator[None]:
+    """Around calls that `breaker` watches: raises its refusal while it is open, and gives it their verdict. `user_id`:
+    for whom the call is made, where users wait for themselves there.
 
     A failed one counts as `is_up` says (None: undecided); without, `CallFailed.down` counts against the server. Passing
     a deadline counts against it too; anything else (cancelled, an answer that makes no sense) is undecided.
     """
     breaker.admit()
-    verdict = breaker.undecided
+    verdict: Callable[[], None] = breaker.undecided
     try:
         yield
         verdict = breaker.succeeded
     except CallFailed as failure:
         up = is_up(failure) if is_up is not None else False if failure.down else None
         if up is not None:
-            verdict = breaker.succeeded if up else breaker.failed
+            late_for = user_id if failure.kind == "late" else ""
+            verdict = breaker.succeeded if up else partial(breaker.failed, late_for=late_for)
         raise
     except TimeoutError:
         verdict = breaker.failed

@@ -87,9 +87,10 @@ _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
 }
 """Of each kind: how many are at work in all, how many times `at_once` of one user (0: all of them), and whether a
 quarter is kept for users who have nothing at work."""
-_RESTS_S: Final[Mapping[Cost, float]] = {Cost.HEALTH: 0.04, Cost.PAGE: 0.08}
-"""How long a place is kept after an answer to anybody, who has no pace: 400 and 200 answers a second from all
-addresses at most, a sixth of what the loop could give. The first 16 wait for nothing, as the files of a page."""
+_KEPT_S: Final[Mapping[Cost, float]] = {Cost.HEALTH: 0.04, Cost.PAGE: 0.08}
+"""How long a place is kept of an answer to anybody, who has no pace: 400 and 200 answers a second from all addresses at
+most, a sixth of what the loop could give. The first 16 wait for nothing, as the files of a page. It is not kept for
+longer, since who reads slowly would keep it from others."""
 _WAITING: Final = 2_000
 """Requests of one kind that wait, of all users: some 10 KB each."""
 _LONGEST_PAUSE_S: Final = 5.0
@@ -262,13 +263,14 @@ class Admitted:
         if cost is Cost.TURN:
             await self._until_it_begins(gate, key, scope, receive, send)
             return
+        if cost in _KEPT_S:
+            asyncio.get_running_loop().call_later(_KEPT_S[cost], gate.leave, key)
+            await self._app(scope, receive, send)
+            return
         try:
             await self._app(scope, receive, send)
         finally:
-            if cost in _RESTS_S:
-                asyncio.get_running_loop().call_later(_RESTS_S[cost], gate.leave, key)
-            else:
-                gate.leave(key)
+            gate.leave(key)
 
     async def _know(self, scope: Scope) -> str:
         """Leave the caller in the scope, for `bearer`. Returns their id."""

@@ -356,10 +356,10 @@ MUTANTS = (
         f"{KIT}/http/test_admission.py::test_what_waits_goes_with_its_client",
     ),
     Mutant(
-        "a place for everybody does not rest",
+        "a place for everybody is kept for no longer than an answer takes",
         "backend_kit/http/admission.py",
-        "            if cost in _RESTS_S:\n",
-        "            if cost in ():\n",
+        "        if cost in _KEPT_S:\n",
+        "        if cost in ():\n",
         f"{KIT}/http/test_admission.py::test_what_is_for_everybody_is_answered_at_a_rate_and_in_turn_by_address",
     ),
     Mutant(

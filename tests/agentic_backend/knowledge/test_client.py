@@ -340,6 +340,25 @@ async def test_a_slow_service_is_no_longer_waited_for(fake: FakeKnowledge) -> No
     assert len(fake.calls) == asked <= 5
 
 
+async def test_late_calls_of_one_user_alone_take_documents_from_nobody(fake: FakeKnowledge) -> None:
+    """They may have waited for the user's own searches, of which knowledge flow lets some run at a time."""
+    fake.search = silent
+    async with client_of(fake.base_url, deadline_s=0.05) as client:
+        for _ in range(7):
+            with pytest.raises(KfUnavailable, match="late"):
+                await client.search(QUERY, Caller(user_id="mallory"))
+        assert client.told != "down"
+        for user in ("alice", "bob", "mallory", "mallory", "mallory"):
+            with pytest.raises(KfUnavailable):
+                await client.search(QUERY, Caller(user_id=user))
+        assert client.told == "down"
+    async with client_of(fake.base_url, deadline_s=0.05, one_user=True) as client:
+        for _ in range(5):
+            with pytest.raises(KfUnavailable, match="late"):
+                await client.search(QUERY, Caller(user_id="admin"))
+        assert client.told == "down"
+
+
 async def test_refusals_of_single_requests_do_not_open_the_breaker(
     fake: FakeKnowledge, client: KnowledgeClient
 ) -> None:

@@ -156,3 +156,13 @@ async def test_the_wait_counts_in_the_deadline_of_the_search() -> None:
     assert searches.refused("late") == 1
     searches.service.gate.leave("a")
     await searches.end()
+
+
+async def test_who_waited_in_vain_behind_their_own_is_told_so() -> None:
+    """429: a client that counts 5xx would take the service for down."""
+    searches = Searches(deadline_s=0.001, places=2, per_user=1)
+    await searches.service.gate.enter("a")
+    with pytest.raises(RateLimited):
+        await searches.service.search(SearchRequest(question="a1"), Reader("a"))
+    searches.service.gate.leave("a")
+    await searches.end()
