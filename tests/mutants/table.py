@@ -335,32 +335,11 @@ MUTANTS = (
         f"{KIT}/aio/test_fair.py::test_who_comes_later_waits_for_one_of_the_flood_and_no_more",
     ),
     Mutant(
-        "a wait that is given up keeps the place it was just given",
-        "backend_kit/aio/fair.py",
-        "            self.leave(user_id)  # it had been handed over in the same tick\n",
-        "            pass\n",
-        f"{KIT}/aio/test_fair.py::test_a_cancelled_wait_loses_no_place[True]",
-    ),
-    Mutant(
         "a stranger's body is read",
         "backend_kit/http/admission.py",
         "            await self._app(scope, _no_body, send)\n",
         "            await self._app(scope, receive, send)\n",
         f"{KIT}/http/test_admission.py::test_a_stranger_is_refused_before_a_byte_of_the_body_is_read[/search]",
-    ),
-    Mutant(
-        "what waits stays when its client has gone",
-        "backend_kit/http/admission.py",
-        '            if message["type"] == "http.disconnect":\n                return\n',
-        "",
-        f"{KIT}/http/test_admission.py::test_what_waits_goes_with_its_client",
-    ),
-    Mutant(
-        "a place for everybody is kept for no longer than an answer takes",
-        "backend_kit/http/admission.py",
-        "        if cost in _KEPT_S:\n",
-        "        if cost in ():\n",
-        f"{KIT}/http/test_admission.py::test_what_is_for_everybody_is_answered_at_a_rate_and_in_turn_by_address",
     ),
     Mutant(
         "before the relations are known everybody uses everything",
