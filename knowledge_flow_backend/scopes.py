@@ -56,7 +56,8 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET //docs/{name}": Cost.PAGE,
     "GET //openapi.json": Cost.READ,
     "POST /vector/search": Cost.SEARCH,
-    "POST /vector/rerank": Cost.SEARCH,
+    # Reading what it brings, 4 MiB at most, is the loop's own work: two at a time of a user, not sixteen.
+    "POST /vector/rerank": Cost.READ,
     "POST /upload-process-documents": Cost.UPLOAD,
     "POST /fast/text": Cost.UPLOAD,
     "POST /fast/ingest": Cost.UPLOAD,

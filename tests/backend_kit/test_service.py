@@ -181,7 +181,7 @@ def test_to_check_a_configuration_ends_the_process_by_its_verdict(
 ) -> None:
     file = tmp_path / "configuration.yaml"
     monkeypatch.setenv("CONFIG_FILE", str(file))
-    sample = "app: {name: sample, base_url: /base, port: 1, metrics_port: 1}\nsecurity: {user: {enabled: false}}\n"
+    sample = "app: {name: sample, base_url: /base, port: 1, metrics_port: 2}\nsecurity: {user: {enabled: false}}\n"
     for text, code in ((sample, 0), (sample + "zzz: 1\n", 2)):
         file.write_text(text)
         with pytest.raises(SystemExit) as ended:
