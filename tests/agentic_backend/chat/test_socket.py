@@ -599,7 +599,7 @@ async def test_who_opens_sockets_too_fast_waits_before_they_are_accepted(token: 
 
     limits = RequestLimits(per_s=20.0, burst=100)
     rules = replace(RULES, max_sockets=300, sockets_per_user=300, sockets_per_address=300)
-    async with told_hub(rules, Names(), limits=limits, pause=pause) as it:
+    async with told_hub(rules, Names(), limits=limits, pause=pause, clock=lambda: 0.0) as it:
         peers = [it.connect(token=token) for _ in range(120)]
         await until(lambda: len(waits) == 20)
         assert sum(peer.accepted for peer in peers) == 100
