@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,8 @@ class LogStream(io.RawIOBase):
         self._poll.register(descriptor, select.POLLOUT)
         self._patience_ms = patience_s * 1e3
         self._lost = 0
+        # Handlers of several loggers write from several threads, and poll refuses a second call meanwhile.
+        self._writing = threading.Lock()
 
     def writable(self) -> bool:
         """It is."""
@@ -105,6 +108,11 @@ class LogStream(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write the data, or drop what of it is not taken. Returns its length in both cases. Raises OSError."""
         whole = bytes(data)
+        with self._writing:
+            self._write(whole)
+        return len(whole)
+
+    def _write(self, whole: bytes) -> None:
         for begin in range(0, len(whole), select.PIPE_BUF):
             # Ready is a pipe with room for so many bytes.
             if not self._poll.poll(0 if self._lost else self._patience_ms):
@@ -117,7 +125,6 @@ class LogStream(io.RawIOBase):
                     self._lost = 1
                     break
             self._file.write(whole[begin : begin + select.PIPE_BUF])
-        return len(whole)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,23 @@ def test_a_long_line_is_whole_where_somebody_reads(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         assert LogStream(file.fileno()).write(b"x" * 100_000) == 100_000
     assert (tmp_path / "log").read_bytes() == b"x" * 100_000
+
+
+def test_threads_may_log_at_the_same_time() -> None:
+    """While one waits for the reader, others have lines too: none fails, and none is torn."""
+    reading, writing = os.pipe()
+    stream = LogStream(writing, patience_s=PATIENCE_S)
+    with ThreadPoolExecutor(4) as threads:
+        lines = [b"%d" % (number % 9) * 4095 + b"\n" for number in range(180)]
+        written = [threads.submit(stream.write, line) for line in lines]
+        read = b""
+        while len(read) < 180 * 4096 and not any(one.done() and one.exception() for one in written):
+            time.sleep(0.001)  # so that they wait
+            read += os.read(reading, 16_384)
+        assert [one.result() for one in written] == [4096] * 180
+    assert sorted(read.splitlines(keepends=True)) == sorted(lines)
+    os.close(reading)
+    os.close(writing)
 
 
 STARTS_FOR_LONG = """

@@ -35,7 +35,11 @@ MODULE = "tests.backend_kit.http.drain_app"
 @contextmanager
 def service(mode: str, *, traceback_allowed: bool = False) -> Iterator[tuple[ModuleProcess, int]]:
     port = free_port()
-    with ModuleProcess(MODULE, str(port), mode, traceback_allowed=traceback_allowed, stop_s=5.0) as process:
+    # Whoever runs the tests may have been started by nohup.
+    hears = [which("env") or "", "--default-signal=HUP"]
+    with ModuleProcess(
+        MODULE, str(port), mode, under=hears, traceback_allowed=traceback_allowed, stop_s=5.0
+    ) as process:
         if mode == "slow-start":
             process.wait_for_line("^starting")
         else:

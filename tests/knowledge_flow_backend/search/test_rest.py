@@ -1,6 +1,7 @@
 """Search and rerank as any HTTP client sees them."""
 
 import asyncio
+import io
 import json
 import time
 from typing import Any
@@ -159,7 +160,8 @@ async def test_only_what_brings_passages_may_be_larger_than_a_mebibyte(
 ) -> None:
     """Reading a body holds the event loop."""
     data = json.dumps({"question": "q", "documents": [], "top_r": 0, "more": "x" * (1 << 20)})
-    async with service.http.post(BASE + path, data=data, headers={"Content-Type": "application/json"}) as response:
+    body = io.BytesIO(data.encode())
+    async with service.http.post(BASE + path, data=body, headers={"Content-Type": "application/json"}) as response:
         assert response.status == status
 
 
