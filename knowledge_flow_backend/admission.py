@@ -20,8 +20,8 @@ async def admitted(
 ) -> AsyncIterator[None]:
     """Hold a place for the block, waited for until `ends_at` of the loop's clock (None: for as long as it takes).
 
-    Raises `RateLimited` where too many calls of the user wait, or the time is up and others of theirs are at work;
-    `Overloaded` where too many of all wait, or the time is up.
+    Raises `RateLimited` where too many calls of the user wait, or the time is up while others of theirs have the places
+    that they may have; `Overloaded` where too many of all wait, or the time is up otherwise.
     """
     await enter(gate, user_id, what, metrics, ends_at=ends_at)
     try:
@@ -39,8 +39,8 @@ async def enter(
             await gate.enter(user_id)
     except TimeoutError:
         metrics.refused(what, "late").inc()
-        # Who holds a place has waited for their own: the service has room for others, and is not to be taken for down.
-        refusal = RateLimited if gate.held_by(user_id) else Overloaded
+        # Where the service has room for others it is not to be taken for down.
+        refusal = RateLimited if gate.waits_for_own(user_id) else Overloaded
         raise refusal("waited too long", retry_after_s=_RETRY_S) from None
     except Crowded as crowd:
         metrics.refused(what, crowd.bound).inc()

@@ -78,6 +78,12 @@ class FairGate:
         user = self._users.get(user_id)
         return 0 if user is None else user.held
 
+    def waits_for_own(self, user_id: str) -> bool:
+        """Whether the user holds places and may have no more, though others might: what waits of theirs waits for that,
+        and not for others."""
+        rules, held = self._rules, self.held_by(user_id)
+        return held > 0 and (held >= rules.per_user > 0 or self.running < rules.places)
+
     def place(self, user_id: str) -> "_Place":
         """Hold a place for an `async with` block, which may wait for it. Raises as `enter`."""
         return _Place(self, user_id)

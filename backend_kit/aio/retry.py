@@ -167,10 +167,9 @@ class Breaker:
     def __init__(self, clock: Callable[[], float], refusal: Callable[[float], Exception]) -> None:
         self._clock = clock
         self._refusal = refusal
-        self._failures: deque[tuple[float, float]] = deque(maxlen=_FAILURES)
-        """When each call failed, and the seconds that it had waited."""
-        self._waited: deque[str] = deque(maxlen=_FAILURES)
-        """Of each of them the user who had no answer in time, or "" where it says something of everybody."""
+        self._failures: deque[tuple[float, float, str]] = deque(maxlen=_FAILURES)
+        """When each call failed, the seconds that it had waited, and the user who had no answer in time ("" where it
+        says something of everybody)."""
         self._open_until: float | None = None
         self._probing = False
         self._reached = False
@@ -200,7 +199,6 @@ class Breaker:
         """Record that the dependency served a call."""
         self._reached = True
         self._failures.clear()
-        self._waited.clear()
         self._open_until = None
         self._probing = False
 
@@ -208,20 +206,20 @@ class Breaker:
         """Record that the call failed, including its retries; after `waited_s`, if it had no answer by its deadline,
         `late_for` that user, where users are told apart."""
         now = self._clock()
-        self._failures.append((now, waited_s))
-        self._waited.append(late_for)
+        self._failures.append((now, waited_s, late_for))
         in_a_row = len(self._failures) == _FAILURES and self._in_a_row_s() <= _WINDOW_S
         if self._probing or (in_a_row and not self._of_one_user()):
             self._open_until = now + _OPEN_S
         self._probing = False
 
     def _of_one_user(self) -> bool:
-        return bool(late_for := self._waited[0]) and all(user == late_for for user in self._waited)
+        users = {late_for for _, _, late_for in self._failures}
+        return len(users) == 1 and "" not in users
 
     def _in_a_row_s(self) -> float:
         """The seconds from the first failure to the last, without those that the calls after it waited."""
-        (first, _), *between, (last, of_last) = self._failures
-        return last - first - of_last - sum(waited_s for _, waited_s in between)
+        (first, _, _), *between, (last, of_last, _) = self._failures
+        return last - first - of_last - sum(waited_s for _, waited_s, _ in between)
 
     def undecided(self) -> None:
         """Record a call whose end says nothing about the dependency: cancelled, or refused for its content."""

@@ -65,8 +65,8 @@ def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     """Read `config_file`, apply the overrides of `env` and of the file that its `ENV_FILE` names, validate.
 
     A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set, and line ends at its
-    end do not count. Keys without effect
-    here are dropped and named in one log line. Raises `SettingsError` for a configuration that cannot be used.
+    end do not count. Keys without effect here are dropped and named in one log line. Raises `SettingsError` for a
+    configuration that cannot be used.
     """
     document = read_yaml(config_file)
     ignored = list(_drop_ignored(document, document.data, model, (), model))

@@ -131,8 +131,8 @@ class LocalEmbedder:
         backoff = Backoff(self._retry_min_s, RETRY_MAX_S, jitter=0.0)
         while not await asyncio.to_thread(is_made, file):
             code, errors = await self._make(file)
-            if code == 0:
-                continue
+            if code == 0 and await asyncio.to_thread(is_made, file):
+                break
             self._state = "fetching" if code == EXIT_UNREACHABLE else "failed"
             if code == EXIT_REFUSED:
                 logger.critical("the model file %s cannot be made: %s", file, errors)

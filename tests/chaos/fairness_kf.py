@@ -71,7 +71,7 @@ class _Person:
         return await self.call("POST", f"{_BASE}/upload-process-documents", data=_form("files", *files))
 
     async def upload_long(self) -> None:
-        """A text of 1 MB, in some 900 passages."""
+        """A text of 1 MB."""
         lines = await self.upload(("long.md", b"".join(b"# Part %d\n\n%b\n\n" % (at, _LONG) for at in range(300))))
         self.long = json.loads(lines.splitlines()[-2])["document_uid"]
 
@@ -184,6 +184,8 @@ class _Flooding:
     name: str
     once: Callable[[_Person], Awaitable[None]]
     at_once: int = _AT_ONCE
+    reads_long: bool = False
+    """Whether it wants a long document."""
     settles_s: float = 2.0
     """Until the flood is where it is to be."""
 
@@ -193,9 +195,9 @@ _FLOODS: Final = (
     _Flooding("rerank", _rerank, 32),
     _Flooding("documents", _browse),
     _Flooding("tags", _tags),
-    _Flooding("passages of 1 MB", _passages),
-    _Flooding("text of 1 MB", _text),
-    _Flooding("file of 1 MB", _file),
+    _Flooding("passages of 1 MB", _passages, reads_long=True),
+    _Flooding("text of 1 MB", _text, reads_long=True),
+    _Flooding("file of 1 MB", _file, reads_long=True),
     _Flooding("health", _health),
     _Flooding("mcp", _mcp),
     _Flooding("uploads of 5 small files", _small_files, 32),
@@ -222,7 +224,8 @@ async def _beside(deployment: Deployment, size: Size, flood: _Flooding) -> list[
         for person in (alice, mallory):
             words = [(f"{number}.md", f"# Mill {number}\n\n{_QUESTION * 20}".encode()) for number in range(20)]
             await person.upload(*words)
-        await mallory.upload_long()
+        if flood.reads_long:
+            await mallory.upload_long()
         before = await _measured(alice, size)
         async with asyncio.TaskGroup() as group:
             flooding = [group.create_task(_for_ever(mallory, flood)) for _ in range(flood.at_once)]

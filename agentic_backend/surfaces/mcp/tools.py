@@ -58,7 +58,7 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import KeyScope
 from backend_kit.http import request_id
 from backend_kit.mcp import Answer, Context, arguments_of, caller_of, detail, expect_scope, language_of, refused
-from backend_kit.wire import Code, dumps, loads
+from backend_kit.wire import Code, dumps, loads, storable
 
 _PREFIX: Final = "ask_"
 _NAME_CHARS: Final = frozenset(ascii_letters + digits + "_-")
@@ -77,17 +77,7 @@ _ARGUMENT_OF: Final = {"message": "question"}
 """Fields of an ask by the names that arguments have here."""
 
 
-def _storable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("not text") from None
-    if "\0" in text:
-        raise ValueError("not text")
-    return text
-
-
-Storable = Annotated[str, AfterValidator(_storable)]
+Storable = Annotated[str, AfterValidator(storable)]
 
 
 class _Shape(BaseModel):

@@ -166,3 +166,14 @@ async def test_who_waited_in_vain_behind_their_own_is_told_so() -> None:
         await searches.service.search(SearchRequest(question="a1"), Reader("a"))
     searches.service.gate.leave("a")
     await searches.end()
+
+
+async def test_who_waited_in_vain_for_everybody_is_not_told_that_it_was_their_own() -> None:
+    searches = Searches(deadline_s=0.001, places=2)  # as where all callers are one user
+    for _ in range(2):
+        await searches.service.gate.enter("a")
+    with pytest.raises(Overloaded):
+        await searches.service.search(SearchRequest(question="a2"), Reader("a"))
+    for _ in range(2):
+        searches.service.gate.leave("a")
+    await searches.end()
