@@ -24,7 +24,7 @@ from tests.support.postgres import public_directory
 from tests.support.processes import ModuleProcess
 from tests.turnwise.test_launcher import Stack, ready
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 HEADERS = {"Authorization": "Bearer local"}
 BASE = "/agentic/v1"
 JUDGED = {
@@ -100,12 +100,12 @@ class FirstStart:
 
 @pytest.fixture(scope="module")
 def first_start() -> Iterator[FirstStart]:
-    """One for the file: it takes half a minute."""
+    """One for the file: half a minute, and with four workers on two cores without VNNI five."""
     home = public_directory("turnwise-test-first-")
     stack = Stack(home)
     with stack.launch() as launcher:
         ready(launcher, stack)
-        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", 2 * PATIENCE_S)
+        launcher.wait_for_line(r"the library Turnwise is ready: .* 0 failed", 6 * PATIENCE_S)
         yield FirstStart(stack, launcher)
     shutil.rmtree(home)
 
