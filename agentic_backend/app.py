@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter, TurnAgents
 from agentic_backend.chat.hub import SocketHub
@@ -22,7 +25,9 @@ from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.providers import Models
 from agentic_backend.memory_release import MemoryRelease, release_memory
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.peers.forward import Forwarder
 from agentic_backend.peers.relay import TurnRelay, relay_routes
+from agentic_backend.peers.siblings import Siblings
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.rest.answers import ANSWER_PARTS, Answers
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
@@ -51,6 +56,7 @@ from agentic_backend.wiring import (
     door_routes,
     entrance,
     look_again_for_missing,
+    make_adoption,
     make_agents,
     make_attachments,
     make_catalog,
@@ -164,16 +170,17 @@ class AgenticService(Service[AgenticSettings, State]):
         possessions: Possessions | None = None,
         end: Callable[[], None] = lambda: None,
         parts: Parts | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
-        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does."""
+        """`possessions` is what the process took at its start; `end` begins the drain, as a signal does; `siblings` are
+        the workers that share its port, if it is one of several."""
         self._parts = parts or Parts()
+        self._siblings = siblings
         super().__init__(settings, freeze_gc=settings.server.gc_freeze, waits=self._parts.keys)
         self.given_up: int | None = None
         self._possessions = possessions
         self._end = end
-        token = secrets.token_urlsafe(32)
-        self._fleet_token = token
-        self.relay = TurnRelay(token, self._runs)
+        self.relay = TurnRelay(secrets.token_urlsafe(32), self._runs)
         self.app = self._make_app(
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
@@ -208,6 +215,13 @@ class AgenticService(Service[AgenticSettings, State]):
     def _runs(self, exchange_id: str, user_id: str) -> Turn | None:
         turn = self.running.registry.runs(exchange_id, user_id)
         return None if turn is not None and turn.let_go and not turn.ended else turn
+
+    def _by_sibling(self, request: Request) -> Response | None:
+        """The answer to a peer that means another worker."""
+        state = self._state
+        if self._siblings is None or state is None or state.fleet is None:
+            return None
+        return Forwarder(self._siblings, state.fleet.peers).answer(request)
 
     def _give_up(self, exit_code: int) -> None:
         """Drain because the database is not to be had, and set the exit code for that."""
@@ -245,7 +259,7 @@ class AgenticService(Service[AgenticSettings, State]):
         app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
         app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         if self._settings.persistence.replicas == "many":
-            app.router.routes += relay_routes(self.relay, base, self.admission.pace_stranger)
+            app.router.routes += relay_routes(self.relay, base, self.admission.pace_stranger, self._by_sibling)
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 
@@ -383,6 +397,9 @@ class AgenticService(Service[AgenticSettings, State]):
             state.fleet.start(state.registry)
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         make_replication(persistence, state.metrics).start(tasks)
+        adoption = make_adoption(self._settings, persistence, state.fleet)
+        if adoption is not None:
+            tasks.spawn("spool-adoption", adoption.adopt_spools, restart=True)
         self._verifier.agents_of = state.chat.agents.policy.agents_of
         tasks.spawn("agent-grants", state.chat.agents.policy.follow_changes, restart=True, essential=True)
         if state.chat.agents.created is not None:
@@ -436,7 +453,7 @@ class AgenticService(Service[AgenticSettings, State]):
         """None for the only instance. It is left after persistence has written the last turn, and closed."""
         fleet = None
         if self._settings.persistence.replicas == "many":
-            fleet = Fleet(self._settings, persistence, metrics, tasks, token=self._fleet_token)
+            fleet = Fleet(self._settings, persistence, metrics, tasks, token=self.relay.token, siblings=self._siblings)
             stack.push_async_callback(fleet.leave)
         stack.push_async_callback(persistence.aclose)
         return fleet
@@ -477,13 +494,21 @@ class AgenticService(Service[AgenticSettings, State]):
         return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
 
 
-def serve_app(settings: AgenticSettings, sock: socket.socket, possessions: Possessions) -> int:
-    """Run the service on a listening socket until a signal ends it; returns the exit code (see `__main__`)."""
-    service = AgenticService(settings, possessions, lambda: signal.raise_signal(signal.SIGTERM))
+def serve_app(
+    settings: AgenticSettings, sock: socket.socket, possessions: Possessions, directory: Path | None = None
+) -> int:
+    """Run the service on a listening socket until a signal ends it; returns the exit code (see `__main__`).
+
+    `directory` has the sockets of the workers that share its port. Raises OSError where its own cannot be made there.
+    """
+    siblings = None if directory is None else Siblings(directory)
+    service = AgenticService(settings, possessions, lambda: signal.raise_signal(signal.SIGTERM), siblings=siblings)
     server = settings.server
+    own = () if siblings is None else (siblings.listen(service.relay.token),)
     code = serve(
         service.app,
         sock,
+        *own,
         drain=service.drain,
         settings=ServeSettings(
             ws_max_size=settings.limits.max_frame_bytes,

@@ -896,6 +896,30 @@ class AgenticSettings(ServiceSettings):
     history: HistorySettings = HistorySettings()
     doors: Doors = Doors()
 
+    def of_worker(self, number: int) -> "AgenticSettings":
+        """The settings of one of several workers, from 0: with a metrics port and a spool of its own. The first one has
+        the spool of a service without others."""
+        kept = self.persistence
+        if number:
+            directory = Path(kept.spool_dir) / f"worker-{number}"
+            kept = kept.model_copy(update={"spool_dir": str(directory)})
+        return self.model_copy(update={"app": self.app.of_worker(number), "persistence": kept})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _workers_are_instances(cls, values: Any) -> Any:
+        """Of several workers each is an instance of its own, whatever else there is."""
+        app, kept = (values.get(name) for name in ("app", "persistence")) if isinstance(values, dict) else (None, None)
+        if isinstance(app, dict) and app.get("workers", 1) != 1 and isinstance(kept, dict | None):
+            return {**values, "persistence": {"replicas": "many", **(kept or {})}}
+        return values
+
+    @model_validator(mode="after")
+    def _workers_know_of_each_other(self) -> "AgenticSettings":
+        if self.app.workers > 1 and self.persistence.replicas != "many":
+            raise SettingsRefused("app.workers above 1 needs replicas: many", "persistence", "replicas")
+        return self
+
     @model_validator(mode="after")
     def _tool_servers_are_there(self) -> "AgenticSettings":
         known = {server.id for server in self.mcp.servers}

@@ -28,6 +28,7 @@ from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.observer import Metered
 from agentic_backend.llm.providers import Models
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.adoption import Adoption
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.replication import Replication
 from agentic_backend.persist.retention import Pruner, Retention, RetentionRules
@@ -279,6 +280,20 @@ def make_retention(
 def make_replication(persistence: Persistence, metrics: AgenticMetrics) -> Replication:
     """What publishes how much a failover of Postgres would lose."""
     return Replication(persistence.database, lambda: persistence.batcher.written, metrics)
+
+
+def make_adoption(settings: AgenticSettings, persistence: Persistence, fleet: Fleet | None) -> Adoption | None:
+    """What empties the spools of workers that do not come back; None without a spool."""
+    if persistence.spool is None:
+        return None
+    own = Path(settings.persistence.spool_dir)
+
+    async def gone(directory: Path) -> None:
+        if fleet is not None:
+            await fleet.forget_spool(directory)
+
+    base = own.parent if settings.app.worker else own
+    return Adoption(base, own, settings.app.workers, persistence.write_out, gone)
 
 
 def look_again_for_missing(persistence: Persistence, registry: TurnRegistry) -> None:

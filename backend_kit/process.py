@@ -28,16 +28,19 @@ def arguments(package: str, description: str) -> argparse.ArgumentParser:
     """The parser of `python -m package`, which a service may add to."""
     parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
     parser.add_argument("--check", action="store_true", help="only say whether the configuration can be used")
+    for ours in ("--worker", "--lifeline"):  # of `backend_kit.workers`
+        parser.add_argument(ours, type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def configure(model: type[S], *, check: bool, speaker: str = "") -> S:
-    """Open the log on stderr and load the settings; each line of the log begins with `speaker`.
+def configure(model: type[S], *, check: bool, worker: int | None = None) -> S:
+    """Open the log on stderr and load the settings; each line of the log names the worker, where there are several.
 
     Raises SystemExit: 2 for unusable settings, 0 after a successful `check`.
     """
     open_streams()
     end_quietly()
+    speaker = "" if worker is None else f"[worker {worker}] "
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {speaker}%(message)s")
     settings = load_or_exit(model)
     if check:

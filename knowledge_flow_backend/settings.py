@@ -57,14 +57,6 @@ class KnowledgeFlowApp(App):
     base_url: BasePath = "/knowledge-flow/v1"
     port: Port = 8111
     metrics_port: Port = 9111
-    workers: Positive = 1
-    """Processes that serve the port, each with pools, models and a metrics port of its own (`metrics_port` and those
-    after it)."""
-
-    @property
-    def metrics_ports(self) -> range:
-        """One for each worker."""
-        return range(self.metrics_port, self.metrics_port + self.workers)
 
 
 class Doors(Section):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from backend_kit.settings import SettingsError
+from backend_kit.settings import AUTO, SettingsError, usable_cores
 from backend_kit.settings.source import read_env_file, read_yaml
 from turnwise.errors import Unusable
 from turnwise.ports import LOOPBACK, WantedPort, assign_ports, with_ports
@@ -36,6 +36,7 @@ class ServicePlan:
     port: int
     metrics_address: str
     metrics_port: int | None
+    workers: int
     base_path: str
     content: Mapping[str, Any] | None = None
     """The configuration to run with instead of the file: the same with its ports moved; None: the file itself."""
@@ -46,8 +47,13 @@ class ServicePlan:
         return f"http://{_reachable(self.address)}:{self.port}"
 
     @property
+    def metrics_ports(self) -> range:
+        """Those that its workers take, one each; none if it exports no metrics."""
+        return range(0) if self.metrics_port is None else range(self.metrics_port, self.metrics_port + self.workers)
+
+    @property
     def metrics_url(self) -> str | None:
-        """The URL of its Prometheus metrics, None if it exports none."""
+        """The URL of its Prometheus metrics, of several workers those of the first; None if it exports none."""
         port = self.metrics_port
         return None if port is None else f"http://{_reachable(self.metrics_address)}:{port}/metrics"
 
@@ -87,8 +93,8 @@ class Plan:
         for service in (self.knowledge_flow, self.agentic):
             if service is not None:
                 wanted.append(WantedPort(service.title, service.address, service.port))
-                if service.metrics_port is not None:
-                    wanted.append(WantedPort(f"{service.title} metrics", service.metrics_address, service.metrics_port))
+                metrics, address = f"{service.title} metrics", service.metrics_address
+                wanted += [WantedPort(metrics, address, port) for port in service.metrics_ports]
         return wanted
 
 
@@ -131,18 +137,20 @@ def read_plan(
     )
 
 
-def _order(data: dict[str, Any], agentic: ServicePlan, knowledge: ServicePlan | None) -> list[int | None]:
-    """The ports in the order in which they follow the page's. Knowledge flow's metrics come last because each of its
-    workers takes one more."""
+def _order(data: dict[str, Any], agentic: ServicePlan, knowledge: ServicePlan | None) -> list[range]:
+    """The ports in the order in which they follow the page's."""
     model = urlsplit(_model_url(data))
-    return [
-        agentic.port,
-        agentic.metrics_port,
+    one_each = (
         knowledge.port if knowledge else None,
         model.port if model.hostname in LOOPBACK else None,
         _postgres_port(data, agentic.config),
         _tools_port(data),
-        knowledge.metrics_port if knowledge else None,
+    )
+    return [
+        range(agentic.port, agentic.port + 1),
+        agentic.metrics_ports,
+        *(range(port, port + 1) for port in one_each if port is not None),
+        knowledge.metrics_ports if knowledge else range(0),
     ]
 
 
@@ -191,6 +199,7 @@ def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> Ser
         port=_port(app.get("port", port), config, "app.port"),
         metrics_address=str(app.get("metrics_address", "127.0.0.1")),
         metrics_port=_port(app.get("metrics_port", metrics_port), config, "app.metrics_port") if metrics else None,
+        workers=_workers(app.get("workers", 1), config),
         base_path=str(app.get("base_url", _BASE_PATHS[module])).rstrip("/"),
     )
 
@@ -231,6 +240,14 @@ def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
 def _port(value: object, config: Path, key: str) -> int:
     if not isinstance(value, int) or not 0 < value < 65536:
         raise Unusable(f"{config}: {key}: must be a port number")
+    return value
+
+
+def _workers(value: object, config: Path) -> int:
+    if value == AUTO:
+        return usable_cores()
+    if not isinstance(value, int) or value < 1:
+        raise Unusable(f"{config}: app.workers: must be a number of processes, or {AUTO}")
     return value
 
 

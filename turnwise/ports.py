@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from turnwise.errors import PortTaken, Unusable
@@ -60,10 +61,10 @@ def _unusable(want: WantedPort) -> str | None:
     return None
 
 
-def assign_ports(first: int, wanted: Iterable[int | None]) -> dict[int, int]:
+def assign_ports(first: int, wanted: Iterable[range]) -> dict[int, int]:
     """New port by old port: `first` and the ports after it, in the order of `wanted`. Raises `Unusable` if they do
     not fit below 65536."""
-    olds = list(dict.fromkeys(port for port in wanted if port is not None))
+    olds = list(dict.fromkeys(chain.from_iterable(wanted)))
     last = 65536 - len(olds)
     if not 0 < first <= last:
         raise Unusable(f"PORT={first}: must be from 1 to {last}, for {len(olds)} ports in a row")

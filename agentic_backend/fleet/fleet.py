@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from agentic_backend.errors import HistoryUnavailable
@@ -13,6 +14,7 @@ from agentic_backend.fleet.statements import INSTANCES
 from agentic_backend.fleet.takeover import Takeover
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.mirror import Peers
+from agentic_backend.peers.siblings import Siblings
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.shares import SharedLimits
 from agentic_backend.settings import AgenticSettings
@@ -23,7 +25,8 @@ class Fleet:
     """What makes this process one of several instances: `leases`, `turns` (Elsewhere), `takeover` (CutOffTurns) and
     `limits`.
 
-    `token` opens its relay to the others. Build it on the event loop.
+    `token` opens its relay to the others, `siblings` are those on this host that share its port. Build it on the event
+    loop.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Fleet:
         tasks: TaskRegistry,
         *,
         token: str,
+        siblings: Siblings | None = None,
         rules: FleetRules | None = None,
     ) -> None:
         identity = Presence(url=settings.fleet.url, token=token)
@@ -49,7 +53,7 @@ class Fleet:
         self._metrics = metrics
         self._queries = persistence.queries
         self._mirrored = self._alive = 0
-        self._peers = Peers(settings.app.base_url)
+        self.peers = Peers(settings.app.base_url, siblings)
         self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending)
         self.takeover = Takeover(
             persistence.queries, self.membership, self.leases, persistence.log, self._note_takeover
@@ -59,7 +63,7 @@ class Fleet:
             self.membership,
             self.leases,
             self.takeover,
-            self._peers,
+            self.peers,
             persistence.pending,
             persistence.store,
             tasks,
@@ -91,9 +95,13 @@ class Fleet:
 
     async def leave(self) -> None:
         """Be gone for the others. After the last write; while the spool has some, its sessions wait for it."""
-        await self._peers.aclose()
+        await self.peers.aclose()
         if not (self.membership.identity.keeps_spool and self._log.pending):
             await self.membership.leave()
+
+    async def forget_spool(self, directory: Path) -> None:
+        """Let others take the turns of an instance whose spool has been emptied, and that does not come back."""
+        await self.membership.leave(await asyncio.to_thread(instance_id, directory))
 
     def _note_deaf(self) -> None:
         self.leases.lose_all()

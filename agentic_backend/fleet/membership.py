@@ -172,11 +172,12 @@ class Membership:
             await asyncio.sleep(self.rules.beat_s / 8)
             self._notice_loss()
 
-    async def leave(self) -> None:
-        """Be gone at once for the others, after the last write. Never raises."""
+    async def leave(self, instance: str | None = None) -> None:
+        """Be gone at once for the others, after the last write; with `instance` that one, which has died. Never
+        raises."""
         try:
             async with asyncio.timeout(_BEAT_TIMEOUT_S), await self._connect() as connection:
-                await connection.execute(LEAVE, {"id": self.identity.id})
+                await connection.execute(LEAVE, {"id": instance or self.identity.id})
         except (psycopg.Error, OSError, TimeoutError) as error:
             dead_s = self.rules.dead_s
             self._log.warning(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Final
 
 import aiohttp
@@ -10,6 +10,7 @@ from yarl import URL
 
 from agentic_backend.peers.events import MAX_LINE_BYTES, decode_ask, decode_events
 from agentic_backend.peers.relay import HEARTBEAT_S, PATH
+from agentic_backend.peers.siblings import Siblings
 from agentic_backend.session.stream import Ask, Awaiting, Turn, TurnEvent
 from backend_kit.client.connections import Connections, open_session
 
@@ -30,13 +31,22 @@ class PeerLost(Exception):
 class Peers:
     """The connections to the other instances of the fleet. Built on the running loop, closed by `aclose`."""
 
-    def __init__(self, base: str, *, heartbeat_s: float = HEARTBEAT_S, connect_s: float = CONNECT_S) -> None:
-        """`base` is the base path of the services. A peer gets `connect_s` to accept a connection, and is lost once it
-        has been silent for three times `heartbeat_s`; both in seconds."""
+    def __init__(
+        self,
+        base: str,
+        siblings: Siblings | None = None,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        """`base` is the base path of the services; `siblings` are the workers of this host, where there are several. A
+        peer gets `connect_s` to accept a connection, and is lost once it has been silent for three times `heartbeat_s`;
+        both in seconds."""
         self._path = base + PATH
         self._silence_s = _HEARTBEATS * heartbeat_s
-        limits = Connections(connect_s=connect_s, pool_s=None, read_s=self._silence_s)
-        self._session = open_session(limits)
+        self._limits = Connections(connect_s=connect_s, pool_s=None, read_s=self._silence_s)
+        self._session = open_session(self._limits)
+        self._siblings = siblings
 
     async def follow(
         self,
@@ -58,8 +68,7 @@ class Peers:
         query = {"user": user_id, "session": session_id, "exchange": exchange_id, "after": str(after)}
         last: TurnEvent | None = None
         try:
-            response = await self._open(url, token, query)
-            async with response, aclosing(lines_of(response.content.iter_any())) as lines:
+            async with self._answer(url, token, query) as parts, aclosing(lines_of(parts)) as lines:
                 head = await anext(lines, b"")
                 asked = decode_ask(head, user_id=user_id, session_id=session_id, exchange_id=exchange_id)
                 if on_ask is not None:
@@ -73,17 +82,33 @@ class Peers:
         if last is not None and not last.terminal:
             raise PeerLost("the turn has no end")
 
-    async def _open(self, url: str, token: str, query: dict[str, str]) -> aiohttp.ClientResponse:
-        """A good answer up to its first line. Raises `TurnNotThere`, `PeerLost`, and what the client raises."""
+    @asynccontextmanager
+    async def _answer(self, url: str, token: str, query: dict[str, str]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """The parts of a good answer. Raises `TurnNotThere`, `PeerLost`, and what the client raises."""
+        path = None if self._siblings is None else self._siblings.find(token)
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
-        async with asyncio.timeout(self._silence_s):  # also of the look-up of a name
-            response = await self._session.get(
-                URL(url.rstrip("/") + self._path), params=query, headers=headers, allow_redirects=False
-            )
-        if response.status == 200:
-            return response
-        response.release()
-        raise TurnNotThere if response.status == 404 else PeerLost(f"HTTP {response.status}")
+        async with AsyncExitStack() as stack:
+            session = self._session
+            if path is not None:
+                session = await stack.enter_async_context(open_session(self._limits, unix_socket=path))
+            async with asyncio.timeout(self._silence_s):  # also of the look-up of a name
+                response = await session.get(
+                    URL(url.rstrip("/") + self._path), params=query, headers=headers, allow_redirects=False
+                )
+            await stack.enter_async_context(response)
+            if response.status != 200:
+                raise TurnNotThere if response.status == 404 else PeerLost(f"HTTP {response.status}")
+            yield response.content.iter_any()
+
+    async def pass_on(self, token: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
+        """The answer of the sibling with this token, byte by byte, for an instance of another host, to which all
+        workers of this one have the same address. Raises as `follow`."""
+        try:
+            async with self._answer("http://sibling", token, query) as parts:
+                async for part in parts:
+                    yield part
+        except (aiohttp.ClientError, OSError) as error:
+            raise PeerLost(type(error).__name__) from None
 
     async def aclose(self) -> None:
         """Close the connections. Whoever follows a turn loses its peer."""

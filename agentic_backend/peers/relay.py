@@ -27,7 +27,7 @@ SEND_S: Final = 6.0
 LINE_BYTES: Final = 64 * 1024
 """A line ends with the event that makes it so long."""
 _NOTHING: Final = b"\n"
-_HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store, no-transform")]
+HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store, no-transform")]
 
 
 class TurnRelay:
@@ -77,16 +77,23 @@ class TurnRelay:
 
 
 def relay_routes(
-    relay: TurnRelay, base: str, refused: Callable[[str], Awaitable[None]] | None = None
+    relay: TurnRelay,
+    base: str,
+    refused: Callable[[str], Awaitable[None]] | None = None,
+    others: Callable[[Request], Response | None] = lambda _request: None,
 ) -> list[BaseRoute]:
-    """The route of the relay, below the base path. No document names it. Strangers are answered once `refused`, which
-    gets their address, returns."""
+    """The route of the relay, below the base path. No document names it. `others` gives the answer of another worker
+    of this host, where the token is that one's. Strangers are answered once `refused`, which gets their address,
+    returns."""
     router = APIRouter(prefix=base, route_class=DirectRoute)
 
     @router.get(PATH, include_in_schema=False)
     async def turns(request: Request) -> Response:
-        if refused is not None and not relay.knows(request):
-            await refused(request.client.host if request.client else "")
+        if not relay.knows(request):
+            if (answer := others(request)) is not None:
+                return answer
+            if refused is not None:
+                await refused(request.client.host if request.client else "")
         return relay.answer(request)
 
     return router.routes
@@ -136,7 +143,7 @@ class RelayedTurn(Response):
         return self._cursor == len(self._turn.events)
 
     async def _write(self, send: Send, send_now: Callable[[bytes], bool] | None) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await self._send(send, encode_ask(self._turn.ask) + b"\n")
         self._send_now = send_now
         while not (self._gone or _is_let_go(self._turn)):

@@ -27,6 +27,7 @@ from agentic_backend.spool.claim import Possessions
 from agentic_backend.spool.owner import Owner
 from agentic_backend.spool.pending import Change, Key, Op, Pending
 from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.spooldir import SpoolLock
 from agentic_backend.spool.spoolrows import Entry
 from agentic_backend.spool.turnlog import PersistentTurnLog
 from backend_kit.aio import TaskRegistry
@@ -44,6 +45,8 @@ _MIB = 1024 * 1024
 _TICK_S = 1.0
 _WARN_FILL = 0.8
 _READ_AT_ONCE = 200
+ADOPT_S = 30.0
+"""How long one attempt to write out another process' spool may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Persistence:
             self.spool.start()
         self.pending = Pending(None if self.spool is None else self.spool.read, keep_bytes=rules.keep_bytes)
         self.cache = HistoryCache(settings.history.cache_mb * _MIB, settings.ai.restore_max_exchanges, clock=clock)
-        queue = batch_rules(settings)
+        self._queue = queue = batch_rules(settings)
+        self._kpi, self._keep_bytes = kpi, rules.keep_bytes
         self.batcher = Batcher(self.database, self.owner, self.pending, self.spool, queue, kpi=kpi, metrics=metrics)
         self.queries = queries = Queries(self.database)
         self._open_ports(queries)
@@ -205,9 +209,31 @@ class Persistence:
         await self._graphs.aclose()
         await self.database.aclose()
 
-    def _replay(self, spool: Spool) -> None:
-        """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
-        those that may run again, which are kept for it (`log.take_over`)."""
+    async def write_out(self, lock: SpoolLock) -> bool:
+        """Write to Postgres what is in the spool of another process, which has ended, for at most `ADOPT_S`. Turns that
+        it cut off are stored as interrupted. Whether nothing is left there; the lock is released.
+
+        Raises sqlite3.Error or OSError where it cannot be read.
+        """
+        if not self.database.ready or self.batcher.blocked_by is not None:
+            lock.release()
+            return False
+        on_commit = self._metrics.spool_commit.observe
+        spool = await asyncio.to_thread(Spool, lock.directory, on_commit, lock=lock)
+        spool.start()
+        try:
+            pending = Pending(spool.read, keep_bytes=self._keep_bytes)
+            batcher = Batcher(
+                self.database, self.owner, pending, spool, self._queue, kpi=self._kpi, metrics=self._metrics
+            )
+            for id_, record in self._replay_into(spool, batcher):
+                batcher.push(Op.turn(record.interrupted()), instead_of=id_)
+            return (await batcher.aclose(ADOPT_S)).left == 0
+        finally:
+            await spool.aclose()
+
+    def _replay_into(self, spool: Spool, batcher: Batcher) -> list[tuple[int, AskRecord]]:
+        """Queue what an earlier process left, but for the turns that it cut off, which are returned by their ids."""
         asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
         changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
         newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
@@ -216,16 +242,21 @@ class Persistence:
             known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
         for entry in spool.waiting:
             if entry.id not in asks:
-                self.batcher.replay(_op(entry, known.get(entry.id)))
+                batcher.replay(_op(entry, known.get(entry.id)))
+        self._metrics.persist_replayed.inc(len(spool.waiting))
+        return [(id_, AskRecord.decode(body)) for id_, body in _bodies(spool, asks)]
+
+    def _replay(self, spool: Spool) -> None:
+        """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
+        those that may run again, which are kept for it (`log.take_over`)."""
+        asks = self._replay_into(spool, self.batcher)
         kept = 0
-        for id_, body in _bodies(spool, asks):
-            record = AskRecord.decode(body)
+        for id_, record in asks:
             if record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
                 self.log.keep(id_, record)
                 kept += 1
             else:
                 self.batcher.push(Op.turn(record.interrupted()), instead_of=id_)
-        self._metrics.persist_replayed.inc(len(spool.waiting))
         self._metrics.spool_damaged_frames.inc(spool.damaged_frames)
         if spool.waiting:
             logger.warning(

@@ -11,7 +11,7 @@ import psycopg
 
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.pooler import refusal_at_connect, require_session
-from agentic_backend.spool.spooldir import SpoolLock
+from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
 
@@ -22,6 +22,8 @@ LOCK_KEY = 0x7475_726E_6F77_6E73
 WAIT_S = 10.0
 """Seconds that a claim waits for another holder: the connection of a killed process may linger."""
 _AGAIN_S = 0.2
+_EMPTIED_S = 60.0
+"""More than one attempt of `Persistence.write_out` takes."""
 
 # The server gives up a holder that vanished within 7 s, which is less than others wait for it.
 _SERVER_KEEPALIVES = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=2"
@@ -94,13 +96,26 @@ class Possessions:
 
 
 def take(settings: AgenticSettings) -> Possessions:
-    """Lock what no other process may use at the same time. Blocks for up to 10 s if another has the database.
+    """Lock what no other process may use at the same time. Blocks for up to 10 s if another has the database, and of
+    several workers for up to 60 s while a sibling empties the spool of this one.
 
     Raises `SpoolTaken`, `SpoolUnusable`, `DatabaseTaken` or `PoolerUnusable`.
     """
     chosen = settings.persistence
-    spool = SpoolLock(Path(chosen.spool_dir)) if chosen.ack == "spool" else None
+    wait_s = 0.0 if settings.app.worker is None else _EMPTIED_S
+    spool = _lock(Path(chosen.spool_dir), wait_s) if chosen.ack == "spool" else None
     return Possessions(spool, claim_at_start(settings.storage.postgres, shared=chosen.replicas == "many"))
+
+
+def _lock(directory: Path, wait_s: float) -> SpoolLock:
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            return SpoolLock(directory)
+        except SpoolTaken:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def _connect(settings: Postgres, role: str) -> Connection:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 
@@ -35,23 +36,32 @@ class Connections:
 
 
 def open_session(
-    limits: Connections, *, pool_wait: Callable[[float], None] | None = None, pool_wait_row: str | None = None
+    limits: Connections,
+    *,
+    unix_socket: str | None = None,
+    pool_wait: Callable[[float], None] | None = None,
+    pool_wait_row: str | None = None,
 ) -> aiohttp.ClientSession:
     """A session without cookies, on the running loop; its opener closes it.
 
+    With `unix_socket`, the path of one, every connection leads there, whatever the URL says.
     `pool_wait` gets the seconds of each wait for a free connection; such a wait also becomes the row `pool_wait_row` of
     the current turn's ledger. Calls that did not wait are in neither.
     """
     connect_s = None if limits.pool_s is None else limits.pool_s + limits.connect_s
     total_s = None if connect_s is None or limits.read_s is None else connect_s + limits.read_s
+    # A server that stalls must not use up the connections to another: none in all, `max_connections` to each.
+    bounds: dict[str, Any] = {
+        "limit": 0,
+        "limit_per_host": limits.max_connections,
+        "keepalive_timeout": limits.keepalive_s if limits.keepalive else None,
+        "force_close": not limits.keepalive,
+    }
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            # A server that stalls must not use up the connections to another.
-            limit=0,
-            limit_per_host=limits.max_connections,
-            keepalive_timeout=limits.keepalive_s if limits.keepalive else None,
-            force_close=not limits.keepalive,
-            ttl_dns_cache=60,
+        connector=(
+            aiohttp.TCPConnector(ttl_dns_cache=60, **bounds)
+            if unix_socket is None
+            else aiohttp.UnixConnector(unix_socket, **bounds)
         ),
         timeout=aiohttp.ClientTimeout(
             total=total_s, connect=connect_s, sock_connect=limits.connect_s, sock_read=limits.read_s

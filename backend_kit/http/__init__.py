@@ -17,7 +17,7 @@ from backend_kit.http.download import Download, audit_router
 from backend_kit.http.errors import error_response, install_error_handlers, refusals
 from backend_kit.http.origins import page_allowed
 from backend_kit.http.routes import add_api_docs, health_paths, health_router
-from backend_kit.http.server import CannotListen, ServeSettings, build_server, listen, serve
+from backend_kit.http.server import CannotListen, ServeSettings, build_server, hold_back_unsent, listen, serve
 
 __all__ = [
     "Admitted",
@@ -44,6 +44,7 @@ __all__ = [
     "error_response",
     "health_paths",
     "health_router",
+    "hold_back_unsent",
     "install_error_handlers",
     "listen",
     "page_allowed",

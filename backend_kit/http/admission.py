@@ -87,7 +87,7 @@ _SHARES: Final[Mapping[Cost, tuple[int, int, bool]]] = {
 }
 """Of each kind: how many are at work in all, how many times `at_once` of one user (0: all of them), and whether a
 quarter is kept for users who have nothing at work."""
-_KEPT_S: Final[Mapping[Cost, float]] = {Cost.HEALTH: 0.04, Cost.PAGE: 0.08}
+KEPT_S: Final[Mapping[Cost, float]] = {Cost.HEALTH: 0.04, Cost.PAGE: 0.08}
 """How long a place is kept of an answer to anybody, who has no pace: 400 and 200 answers a second from all addresses at
 most, a sixth of what the loop could give. The first 16 wait for nothing, as the files of a page. It is not kept for
 longer, since who reads slowly would keep it from others."""
@@ -130,10 +130,12 @@ class RouteAdmission:
         *,
         pause: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        kept_s: Mapping[Cost, float] = KEPT_S,
     ) -> None:
-        """`pause` waits so many seconds of `clock`. Where `verifier` takes any token, all callers are one user: then
-        only what is bounded in all holds."""
+        """`pause` waits so many seconds of `clock`; `kept_s` as `KEPT_S`. Where `verifier` takes any token, all callers
+        are one user: then only what is bounded in all holds."""
         self.verifier = verifier
+        self.kept_s = kept_s
         self.metrics = AdmissionMetrics(registry)
         chosen = RequestLimits() if takes_any_token(verifier) else limits
         self._pause = pause
@@ -263,8 +265,8 @@ class Admitted:
         if cost is Cost.TURN:
             await self._until_it_begins(gate, key, scope, receive, send)
             return
-        if cost in _KEPT_S:
-            asyncio.get_running_loop().call_later(_KEPT_S[cost], gate.leave, key)
+        if (kept_s := self._admission.kept_s.get(cost)) is not None:
+            asyncio.get_running_loop().call_later(kept_s, gate.leave, key)
             await self._app(scope, receive, send)
             return
         try:

@@ -109,8 +109,9 @@ class OpenConnections:
     def enter(self, peer: str, drop: Callable[[], None]) -> ConnectionPlace:
         """A place for a new connection from the address `peer`, which waits for its client. `drop` ends it at once,
         where it has to give way to another."""
-        trusted = self._is_trusted(peer)
-        place = ConnectionPlace(self, peer, object() if trusted else _address(peer), drop)
+        # Without an address: by a Unix socket, from a process of our own.
+        several = not peer or self._is_trusted(peer)
+        place = ConnectionPlace(self, peer, object() if several else _address(peer), drop)
         reason: Reason | None = None
         candidates: dict[ConnectionPlace, None] | None = None
         if self._per_address and self._open[place.address] >= self._per_address:

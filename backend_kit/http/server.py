@@ -152,12 +152,18 @@ def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
         sock = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        # Accepted sockets inherit it. Without it the kernel takes up to 4 MB for a peer that does not read, and neither
-        # the sends nor their deadline notice.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    hold_back_unsent(sock)
     sock.setblocking(False)
     return sock
+
+
+def hold_back_unsent(sock: socket.socket) -> None:
+    """Have the sockets that a listening one accepts take little for a peer that does not read.
+
+    Without it the kernel takes up to 4 MB, and neither the sends nor their deadline notice.
+    """
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def build_server(
@@ -220,12 +226,13 @@ def _at_most_all(limit: int) -> int:
 def serve(
     app: Any,
     sock: socket.socket,
-    *,
+    *beside: socket.socket,
     drain: Drain,
     settings: ServeSettings | None = None,
     metrics: ConnectionMetrics | None = None,
 ) -> int:
-    """Run an ASGI application on a listening socket until a signal ends it. Returns the exit code.
+    """Run an ASGI application on a listening socket, and those `beside` it, until a signal ends it. Returns the exit
+    code.
 
     0 after a drain, 1 where a second signal cut it short. An application whose lifespan fails ends the process with 3
     (SystemExit), as uvicorn does.
@@ -235,5 +242,5 @@ def serve(
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else whoever started us wants it ignored: nohup
         signal.signal(signal.SIGHUP, server.handle_exit)
     logger.info("listening on http://%s:%d", *sock.getsockname()[:2])
-    server.run(sockets=[sock])
+    server.run(sockets=[sock, *beside])
     return EXIT_FORCED if server.force_exit else 0

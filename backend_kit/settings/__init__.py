@@ -15,6 +15,7 @@ from backend_kit.settings.base import (
 )
 from backend_kit.settings.load import config_hash, load, load_or_exit
 from backend_kit.settings.models import (
+    AUTO,
     ApiKeySecurity,
     App,
     BasePath,
@@ -25,9 +26,11 @@ from backend_kit.settings.models import (
     Requests,
     Security,
     ServiceSettings,
+    usable_cores,
 )
 
 __all__ = [
+    "AUTO",
     "ApiKeySecurity",
     "App",
     "BasePath",
@@ -52,4 +55,5 @@ __all__ = [
     "config_hash",
     "load",
     "load_or_exit",
+    "usable_cores",
 ]

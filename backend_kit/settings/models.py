@@ -1,9 +1,12 @@
 """The sections of both services: process, security, Postgres, models, metrics."""
 
+import math
+import os
 from ipaddress import ip_address
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
 from backend_kit.settings.base import (
     Count,
@@ -25,6 +28,31 @@ BasePath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)+$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
 _LAST_PORT = 65_535
+AUTO: Final = "auto"
+"""In `app.workers`: one for each core."""
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores(quota: Path = _CPU_QUOTA) -> int:
+    """How many cores this process may use: those it may run on, or what the quota of its container gives, rounded up.
+
+    `quota` is the file of cgroup v2: microseconds, or `max`, of a period in microseconds.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        granted, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    if not (granted.isdigit() and period.isdigit() and int(period)):
+        return cores
+    return max(1, min(cores, math.ceil(int(granted) / int(period))))
+
+
+def _one_a_core(value: Any) -> Any:
+    return usable_cores() if value == AUTO else value
+
+
+Workers = Annotated[Positive, BeforeValidator(_one_a_core)]
 
 
 class App(Section):
@@ -40,6 +68,9 @@ class App(Section):
     """Address to listen on. Without authentication it must be loopback, unless `security.allow_insecure` is set."""
     port: Port
     """TCP port to listen on. Where it is taken, the start ends with exit code 2."""
+    workers: Workers = 1
+    """Processes that serve the port, each with pools and a metrics port of its own (`metrics_port` and those after it);
+    `auto` = one for each core that the process may use."""
     log_level: LogLevel = "info"
     """Lowest level that is logged. The KPI summary is written at every level."""
     api_docs: bool = True
@@ -58,10 +89,23 @@ class App(Section):
     """Keys of each kind that a summary lists after the fixed ones, those with the largest total first; 0 = all, by
     name."""
 
+    _worker: int | None = PrivateAttr(default=None)
+
+    @property
+    def worker(self) -> int | None:
+        """Which of several workers this process is, from 0; None where there is only one."""
+        return self._worker
+
+    def of_worker(self, number: int) -> Self:
+        """The settings of one worker: one registry and one scrape target for each process."""
+        own = self.model_copy(update={"metrics_port": self.metrics_ports[number]})
+        own._worker = number
+        return own
+
     @property
     def metrics_ports(self) -> range:
-        """The ports that its processes take for `/metrics`."""
-        return range(self.metrics_port, self.metrics_port + 1)
+        """One for each worker."""
+        return range(self.metrics_port, self.metrics_port + self.workers)
 
     @model_validator(mode="after")
     def _ports_are_apart(self) -> "App":

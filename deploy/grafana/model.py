@@ -233,6 +233,8 @@ def _variables(dashboard: Dashboard) -> list[Json]:
         },
         _query_variable("job", f"label_values({known_by}, job)"),
         _query_variable("instance", f'label_values({known_by}{{job=~"$job"}}, instance)'),
+        # Only services of several workers have them: `.*` matches those without, too.
+        _query_variable("worker", f'label_values({known_by}{{job=~"$job", instance=~"$instance"}}, worker)'),
     ]
     if dashboard.phases:
         query = 'label_values(app_phase_latency_seconds_count{job=~"$job"}, phase)'
@@ -266,7 +268,7 @@ def _annotations() -> list[Json]:
         {
             "datasource": DATASOURCE,
             "enable": True,
-            "expr": 'process_start_time_seconds{job=~"$job", instance=~"$instance"} * 1000',
+            "expr": 'process_start_time_seconds{job=~"$job", instance=~"$instance", worker=~"$worker"} * 1000',
             "iconColor": "orange",
             "name": "Starts",
             "step": "15s",

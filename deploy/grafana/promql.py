@@ -1,6 +1,6 @@
 """The few forms of query that the dashboards use, over the processes chosen in their variables."""
 
-CHOSEN = 'job=~"$job", instance=~"$instance"'
+CHOSEN = 'job=~"$job", instance=~"$instance", worker=~"$worker"'
 WINDOW = "$__rate_interval"
 FINE = frozenset({"app_turn_seconds", "app_time_to_first_token_seconds", "app_turn_overhead_seconds"})
 """Histograms whose bucket bounds are a tenth apart from 50 ms to 60 s."""

@@ -153,14 +153,11 @@ def test_the_agents_are_those_of_a_local_start_but_for_what_it_brings() -> None:
 
 
 def test_each_worker_is_a_target() -> None:
-    agentic = yaml.safe_load((DIRECTORY / "targets/agentic.yml").read_text())
-    workers = yaml.safe_load((DIRECTORY / "targets/knowledge-flow.yml").read_text())
-    first = KNOWLEDGE.app.metrics_port
-    assert agentic == [{"targets": [f"agentic:{AGENTIC.app.metrics_port}"]}]
-    assert workers == [
-        {"targets": [f"knowledge-flow:{first + number}"], "labels": {"worker": str(number)}}
-        for number in range(KNOWLEDGE.app.workers)
-    ]
+    for name, app in (("agentic", AGENTIC.app), ("knowledge-flow", KNOWLEDGE.app)):
+        assert yaml.safe_load((DIRECTORY / f"targets/{name}.yml").read_text()) == [
+            {"targets": [f"{name}:{port}"], "labels": {"worker": str(number)}}
+            for number, port in enumerate(app.metrics_ports)
+        ]
 
 
 def test_postgres_has_a_connection_for_each_that_the_pools_may_open() -> None:

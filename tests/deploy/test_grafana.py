@@ -98,7 +98,7 @@ def test_a_dashboard_has_what_grafana_needs(uid: str) -> None:
     assert board["id"] is None
     assert 39 <= board["schemaVersion"] <= 41
     variables = [variable["name"] for variable in board["templating"]["list"]]
-    assert variables[:3] == ["datasource", "job", "instance"]
+    assert variables[:4] == ["datasource", "job", "instance", "worker"]
     assert [annotation["name"] for annotation in board["annotations"]["list"]] == ["Benches", "Starts"]
     for panel in board["panels"]:
         if panel["type"] == "row":

@@ -105,10 +105,8 @@ def test_the_targets_are_the_ports_of_the_defaults() -> None:
         for job in settings["scrape_configs"]
     }
     assert found == {
-        "agentic": [{"targets": [f"127.0.0.1:{AgenticApp().metrics_port}"]}],
-        "knowledge-flow": [
-            {"targets": [f"127.0.0.1:{KnowledgeFlowApp().metrics_port}"], "labels": {"worker": "0"}},
-        ],
+        name: [{"targets": [f"127.0.0.1:{app.metrics_port}"], "labels": {"worker": "0"}}]
+        for name, app in (("agentic", AgenticApp()), ("knowledge-flow", KnowledgeFlowApp()))
     }
 
 

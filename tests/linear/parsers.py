@@ -648,8 +648,9 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/engines/opensearch/shape.py::number_of": "a name of ours, of an index",
     "knowledge_flow_backend/engines/opensearch/shape.py::numbered": _OPERATOR,
     "knowledge_flow_backend/engines/pgvector/rows.py::check_made": _OURS,
-    "knowledge_flow_backend/supervise.py::hold_port": _OPERATOR,
-    "knowledge_flow_backend/supervise.py::listen_beside_others": _OPERATOR,
+    "backend_kit/workers.py::hold_port": _OPERATOR,
+    "backend_kit/workers.py::serve_workers": _OURS,
+    "backend_kit/workers.py::listen_beside_others": _OPERATOR,
 }
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import free_port
+from tests.support.ports import free_block, free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule, ModuleProcess
 from tests.support.rest import rest_client
@@ -92,7 +92,7 @@ async def run_process(
     `env` is added to its environment, `token` is what the client sends over REST. The block begins once `path` answers
     200, at once without one. `traceback_allowed` is as for ModuleProcess.
     """
-    port, metrics_port = free_port(), free_port()
+    port, metrics_port = free_port(), free_block(settings.get("app", {}).get("workers", 1))
     own = {"app": {"port": port, "metrics_port": metrics_port}}
     settings = merge(merge({"persistence": {"spool_dir": free_spool(place)}}, settings), own)
     file = place / f"{port}.yaml"

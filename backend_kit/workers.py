@@ -10,11 +10,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from backend_kit.aio import Vigil, WatchedThread
-from backend_kit.http import CannotListen, listen
+from backend_kit.http import CannotListen, hold_back_unsent, listen
+from backend_kit.settings import App
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +26,33 @@ EXIT_NOT_STARTED = 3
 """uvicorn's exit code for a failed lifespan, for instance where the metrics port is taken. A restart helps after
 neither."""
 GIVE_UP_AFTER = 5
-"""Deaths in a row, each within QUICK_S of its start, after which the whole service ends."""
+"""Deaths in a row, each within QUICK_S of its start, after which a worker is left out while others serve; without one
+that does, the whole service ends."""
 QUICK_S = 10.0
+LEFT_OUT_S = 60.0
+"""After which one that was left out is tried again."""
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 5.0
 
 Command = Callable[[int, int], Sequence[str]]
 """The command line of worker N (from 0), given the descriptor of its lifeline."""
+
+
+def serve_workers(module: str, app: App, *, kill_after_s: float, more: Sequence[str] = ()) -> int:
+    """Run `python -m module --worker N --lifeline DESCRIPTOR` for each worker of `app` until a signal ends them; the
+    exit code of `supervise_workers`.
+
+    `more` are further arguments; `kill_after_s` is how long a worker may take to end. Raises `CannotListen`.
+    """
+
+    def command(number: int, lifeline: int) -> list[str]:
+        return [sys.executable, "-m", module, "--worker", str(number), "--lifeline", str(lifeline), *more]
+
+    async def run() -> int:
+        return await Workers(app.workers, command, kill_after_s=kill_after_s).supervise_workers()
+
+    with hold_port(app.address, app.port):
+        return asyncio.run(run())
 
 
 class Workers:
@@ -42,12 +64,13 @@ class Workers:
         self._command = command
         self._kill_after_s = kill_after_s
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._began: dict[int, float] = {}
         self._stopping = asyncio.Event()
         self._code = 0
 
     async def supervise_workers(self) -> int:
-        """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code: that of a worker that could not start, 1
-        where they died too often or one was cut short."""
+        """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code: where no worker was left that serves that
+        of one that could not start, or 1; 1 where one was cut short."""
         loop = asyncio.get_running_loop()
         for what in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if what is not signal.SIGHUP or signal.getsignal(what) is signal.SIG_DFL:  # nohup has it ignored
@@ -87,22 +110,35 @@ class Workers:
         """Run one worker, and restart it, until the end."""
         quick, delay = 0, _FIRST_DELAY_S
         while not self._stopping.is_set():
-            began = asyncio.get_running_loop().time()
+            self._began[number] = asyncio.get_running_loop().time()
             code = await self._run_once(number, lifeline)
             if self._stopping.is_set():
                 self._code = self._code or (1 if code else 0)
                 return
-            lived = asyncio.get_running_loop().time() - began
+            lived = self._lived_s(number)
             quick, delay = (quick + 1, delay) if lived < QUICK_S else (1, _FIRST_DELAY_S)
             logger.error("worker %d ended by itself with code %d after %.1f s", number, code, lived)
             hopeless = code in (EXIT_REFUSED, EXIT_NOT_STARTED)
             if hopeless or quick >= GIVE_UP_AFTER:
-                self.stop(code if hopeless else 1)
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._stopping.wait()
+                if not self._another_serves(number):
+                    self.stop(code if hopeless else 1)
+                    return
+                logger.critical("ALARM worker %d does not start: it is left out for %g s", number, LEFT_OUT_S)
+                await self._pause(LEFT_OUT_S)
+                continue
+            await self._pause(delay)
             delay = min(delay * 2, _MAX_DELAY_S)
+
+    def _lived_s(self, number: int) -> float:
+        return asyncio.get_running_loop().time() - self._began[number]
+
+    def _another_serves(self, number: int) -> bool:
+        return any(self._lived_s(other) >= QUICK_S for other in self._processes if other != number)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _run_once(self, number: int, lifeline: int) -> int:
         # A session of its own: Ctrl-C in the terminal comes to us, and from us to the workers, once.
@@ -145,6 +181,7 @@ def hold_port(host: str, port: int) -> socket.socket:
 def listen_beside_others(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
     """A worker's own listening socket on a port that other workers listen on too. Raises `CannotListen`."""
     sock = _bound(host, port)
+    hold_back_unsent(sock)
     sock.listen(backlog)
     sock.setblocking(False)
     return sock

@@ -1,0 +1,54 @@
+"""The workers of one service on this host: each is reached by a Unix socket, whose name only its token gives."""
+
+import contextlib
+import hashlib
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+_SUFFIX: Final = ".sock"
+_BACKLOG: Final = 128
+
+
+class Siblings:
+    """Unix sockets in a directory that only the user of the service may enter.
+
+    All workers share the port of the service, so its address leads to any of them; a worker's own socket leads to it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def listen(self, token: str) -> socket.socket:
+        """This worker's listening socket. Sockets of workers that have ended are removed. Raises OSError."""
+        self._remove_dead()
+        path = self._path(token)
+        unfinished = path.with_suffix("")
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.bind(str(unfinished))
+            sock.listen(_BACKLOG)
+            # Only one that listens has its name: nobody takes it for one of the dead.
+            unfinished.rename(path)
+        except OSError:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        return sock
+
+    def find(self, token: str) -> str | None:
+        """The path of the socket of the worker with this token, None where it is none of ours."""
+        path = str(self._path(token))
+        return path if os.path.exists(path) else None  # noqa: PTH110 - one call for each turn that is followed
+
+    def _path(self, token: str) -> Path:
+        return self._directory / f"{hashlib.sha256(token.encode()).hexdigest()[:32]}{_SUFFIX}"
+
+    def _remove_dead(self) -> None:
+        for path in self._directory.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()
