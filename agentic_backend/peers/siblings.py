@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Final
 
 _SUFFIX: Final = ".sock"
 _BACKLOG: Final = 128
+_YOUNG_S: Final = 5.0
 
 
 class Siblings:
@@ -17,20 +19,19 @@ class Siblings:
     All workers share the port of the service, so its address leads to any of them; a worker's own socket leads to it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, young_s: float = _YOUNG_S) -> None:
+        """`young_s`: a socket that was made so lately is not taken for one of the dead."""
         self._directory = directory
+        self._young_s = young_s
 
     def listen(self, token: str) -> socket.socket:
         """This worker's listening socket. Sockets of workers that have ended are removed. Raises OSError."""
         self._remove_dead()
-        path = self._path(token)
-        unfinished = path.with_suffix("")
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.bind(str(unfinished))
+            # Not renamed once it listens: what cleans up temporary files knows living sockets by their first name.
+            sock.bind(str(self._path(token)))
             sock.listen(_BACKLOG)
-            # Only one that listens has its name: nobody takes it for one of the dead.
-            unfinished.rename(path)
         except OSError:
             sock.close()
             raise
@@ -48,6 +49,8 @@ class Siblings:
     def _remove_dead(self) -> None:
         for path in self._directory.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                if time.time() - path.stat().st_mtime < self._young_s:
+                    continue  # it may be about to listen
                 try:
                     probe.connect(str(path))
                 except ConnectionRefusedError:

@@ -266,7 +266,7 @@ async def _moves(server: Prometheus, dashboard: Dashboard, panel: Panel, began: 
 
 def _filled(dashboard: Dashboard, expr: str) -> str:
     """The query with every variable at its widest."""
-    fillings = {"$__rate_interval": "10s", "$job": ".*", "$instance": ".*", "$phase": "stream_total"}
+    fillings = {"$__rate_interval": "10s", "$job": ".*", "$instance": ".*", "$worker": ".*", "$phase": "stream_total"}
     if dashboard.known_by != "app_build_info":
         fillings["$job"] = "knowledge-flow" if dashboard.known_by.startswith("app_kf") else "agentic"
     for variable, value in fillings.items():

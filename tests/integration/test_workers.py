@@ -50,9 +50,9 @@ class Workers:
         """Their sockets, once so many are ready."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                found = self.sockets
-                if len(found) == count and all([await _is_ready(path) for path in found]):
-                    return found
+                ready = [path for path in self.sockets if await _is_ready(path)]
+                if len(ready) == count:
+                    return ready
                 await asyncio.sleep(0.1)
 
     def process_of(self, path: Path) -> psutil.Process:

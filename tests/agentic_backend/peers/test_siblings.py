@@ -92,8 +92,10 @@ def test_a_worker_is_found_by_its_token_alone_and_while_it_listens(siblings: Sib
         for path in found[:2]:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
-    # Both have ended, and the next one finds that out.
-    with siblings.listen("three"):
+    # Both have ended, and the next one finds that out, once they are old enough.
+    with siblings.listen("four"):
+        assert None not in [siblings.find(token) for token in ("one", "two")]
+    with Siblings(place, young_s=0.0).listen("three"):
         assert [siblings.find(token) for token in ("one", "two")] == [None, None]
         assert siblings.find("three") == str(next(place.iterdir()))
 
