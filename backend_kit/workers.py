@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -26,8 +27,8 @@ EXIT_NOT_STARTED = 3
 """uvicorn's exit code for a failed lifespan, for instance where the metrics port is taken. A restart helps after
 neither."""
 GIVE_UP_AFTER = 5
-"""Deaths in a row, each within QUICK_S of its start, after which a worker is left out while others serve; without one
-that does, the whole service ends."""
+"""Deaths in a row, each within QUICK_S of its start, after which a worker is left out while others serve; so is one
+whose restart is refused. Without another one that serves, and where its first start is refused, the service ends."""
 QUICK_S = 10.0
 LEFT_OUT_S = 60.0
 """After which one that was left out is tried again."""
@@ -58,8 +59,19 @@ def serve_workers(module: str, app: App, *, kill_after_s: float, more: Sequence[
 class Workers:
     """N processes of one command. They end with this one, however it ends: each watches a pipe that closes then."""
 
-    def __init__(self, count: int, command: Command, *, kill_after_s: float) -> None:
-        """`kill_after_s`: how long a worker may take to end after SIGTERM."""
+    def __init__(
+        self,
+        count: int,
+        command: Command,
+        *,
+        kill_after_s: float,
+        left_out_s: float = LEFT_OUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`kill_after_s`: how long a worker may take to end after SIGTERM. `clock`, in seconds, tells how long each has
+        lived."""
+        self._left_out_s = left_out_s
+        self._clock = clock
         self._count = count
         self._command = command
         self._kill_after_s = kill_after_s
@@ -108,9 +120,9 @@ class Workers:
 
     async def _keep(self, number: int, lifeline: int) -> None:
         """Run one worker, and restart it, until the end."""
-        quick, delay = 0, _FIRST_DELAY_S
+        quick, delay, first = 0, _FIRST_DELAY_S, True
         while not self._stopping.is_set():
-            self._began[number] = asyncio.get_running_loop().time()
+            self._began[number] = self._clock()
             code = await self._run_once(number, lifeline)
             if self._stopping.is_set():
                 self._code = self._code or (1 if code else 0)
@@ -119,18 +131,20 @@ class Workers:
             quick, delay = (quick + 1, delay) if lived < QUICK_S else (1, _FIRST_DELAY_S)
             logger.error("worker %d ended by itself with code %d after %.1f s", number, code, lived)
             hopeless = code in (EXIT_REFUSED, EXIT_NOT_STARTED)
+            at_the_start, first = first, False
             if hopeless or quick >= GIVE_UP_AFTER:
-                if not self._another_serves(number):
+                # What is refused at the start of the service is refused to whoever started it.
+                if (hopeless and at_the_start) or not self._another_serves(number):
                     self.stop(code if hopeless else 1)
                     return
-                logger.critical("ALARM worker %d does not start: it is left out for %g s", number, LEFT_OUT_S)
-                await self._pause(LEFT_OUT_S)
+                logger.critical("ALARM worker %d does not start: it is left out for %g s", number, self._left_out_s)
+                await self._pause(self._left_out_s)
                 continue
             await self._pause(delay)
             delay = min(delay * 2, _MAX_DELAY_S)
 
     def _lived_s(self, number: int) -> float:
-        return asyncio.get_running_loop().time() - self._began[number]
+        return self._clock() - self._began[number]
 
     def _another_serves(self, number: int) -> bool:
         return any(self._lived_s(other) >= QUICK_S for other in self._processes if other != number)

@@ -36,10 +36,10 @@ class ServicePlan:
     port: int
     metrics_address: str
     metrics_port: int | None
-    workers: int
     base_path: str
     content: Mapping[str, Any] | None = None
     """The configuration to run with instead of the file: the same with its ports moved; None: the file itself."""
+    workers: int = 1
 
     @property
     def origin(self) -> str:
