@@ -14,6 +14,7 @@ from agentic_backend.errors import StorageFull
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.session.models import AskRecord, Rerun
 from agentic_backend.spool.spool import Spool
+from agentic_backend.spool.spooldir import SpoolLock
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
@@ -137,3 +138,23 @@ async def test_a_disk_that_does_not_take_the_count_lets_nothing_run(build: Build
     disk.broken = False
     assert held.spool is not None
     assert held.spool.records == 0
+
+
+async def test_a_sibling_writes_out_what_a_process_left_that_does_not_come_back(
+    held: Persistence, build: Build, database: Database, tmp_path: Path
+) -> None:
+    record = await left_ask(held)
+    assert held.spool is not None
+    left = tmp_path / "left"
+    shutil.copytree(held.spool.directory, left, ignore=shutil.ignore_patterns("*-shm", "lock"))
+    held.owner.close()
+    own = Kpi(CollectorRegistry(), service="agentic")
+    sibling = build(database.settings(), own_kpi=own, persistence={"spool_dir": str(tmp_path / "own")})
+    assert not await sibling.write_out(SpoolLock(left))  # Postgres has not answered yet
+    sibling.start()
+    await sibling.database.wait_ready()
+    assert await sibling.write_out(SpoolLock(left))
+    assert stored_ranks(database.dsn, record.session) == [(0, "cut"), (1, "cut")]
+    assert await extras(sibling, record) == {"status": "interrupted", "interrupted_by": "restart"}
+    assert await sibling.write_out(SpoolLock(left))
+    assert sibling.log.pending == 0
