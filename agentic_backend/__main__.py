@@ -75,9 +75,9 @@ def _serve(settings: AgenticSettings, siblings: Path | None = None) -> int:
     from agentic_backend.spool.pooler import PoolerUnusable
     from agentic_backend.spool.spooldir import SpoolTaken, SpoolUnusable
     from backend_kit.http import CannotListen, listen
-    from backend_kit.workers import listen_beside_others
+    from backend_kit.workers import bind_beside_others
 
-    bind = listen if siblings is None else listen_beside_others
+    bind = listen if siblings is None else bind_beside_others
     try:
         sock = bind(settings.app.address, settings.app.port)
         possessions = take(settings)

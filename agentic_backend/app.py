@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -499,12 +500,16 @@ def serve_app(
 ) -> int:
     """Run the service on a listening socket until a signal ends it; returns the exit code (see `__main__`).
 
-    `directory` has the sockets of the workers that share its port. Raises OSError where its own cannot be made there.
+    `directory` has the sockets of the workers that share its port. Where its own cannot be made there, that is 2.
     """
     siblings = None if directory is None else Siblings(directory)
     service = AgenticService(settings, possessions, lambda: signal.raise_signal(signal.SIGTERM), siblings=siblings)
     server = settings.server
-    own = () if siblings is None else (siblings.listen(service.relay.token),)
+    try:
+        own = () if siblings is None else (siblings.listen(service.relay.token),)
+    except OSError as error:
+        logger.critical("no socket can be made in %s: %s", directory, os.strerror(error.errno or 0))
+        return 2
     code = serve(
         service.app,
         sock,

@@ -192,11 +192,13 @@ def hold_port(host: str, port: int) -> socket.socket:
     return _bound(host, port)
 
 
-def listen_beside_others(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
-    """A worker's own listening socket on a port that other workers listen on too. Raises `CannotListen`."""
+def bind_beside_others(host: str, port: int) -> socket.socket:
+    """A worker's own socket on a port that other workers listen on too. Raises `CannotListen`.
+
+    The server has it listen once the application has started: until then connections go to those that can answer.
+    """
     sock = _bound(host, port)
     hold_back_unsent(sock)
-    sock.listen(backlog)
     sock.setblocking(False)
     return sock
 

@@ -7,7 +7,7 @@ import sys
 
 from backend_kit.http import CannotListen, listen
 from backend_kit.process import arguments, configure, heavy_imports
-from backend_kit.workers import EXIT_REFUSED, end_with, listen_beside_others, serve_workers
+from backend_kit.workers import EXIT_REFUSED, bind_beside_others, end_with, serve_workers
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
 _KILL_AFTER_DRAIN_S = 10.0
@@ -35,7 +35,7 @@ def main() -> int:
 
 def _work(settings: KnowledgeFlowSettings, number: int, lifeline: int) -> int:
     end_with(lifeline)
-    sock = listen_beside_others(settings.app.address, settings.app.port)
+    sock = bind_beside_others(settings.app.address, settings.app.port)
     return _serve(settings.model_copy(update={"app": settings.app.of_worker(number)}), sock)
 
 

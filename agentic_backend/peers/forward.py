@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,9 +10,7 @@ from starlette.types import Receive, Scope, Send
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere
 from agentic_backend.peers.relay import HEADERS
 from agentic_backend.peers.siblings import Siblings
-from backend_kit.auth import header
-
-_BEARER: Final = "Bearer "
+from backend_kit.auth import bearer_of
 
 
 class Forwarder:
@@ -25,9 +22,8 @@ class Forwarder:
 
     def answer(self, request: Request) -> Response | None:
         """The answer, None where the token is of no worker here."""
-        shown = header(request.scope["headers"], b"authorization") or ""
-        token = shown.removeprefix(_BEARER)
-        if token == shown or self._siblings.find(token) is None:
+        token = bearer_of(request.scope["headers"])
+        if token is None or self._siblings.find(token) is None:
             return None
         return _Forwarded(self._peers, token, dict(request.query_params))
 

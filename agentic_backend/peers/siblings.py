@@ -51,6 +51,7 @@ class Siblings:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
                 if time.time() - path.stat().st_mtime < self._young_s:
                     continue  # it may be about to listen
+                probe.setblocking(False)  # one that stands still has a queue that is full, and lives
                 try:
                     probe.connect(str(path))
                 except ConnectionRefusedError:

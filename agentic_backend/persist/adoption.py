@@ -73,10 +73,13 @@ class Adoption:
         """Those that are to be emptied now."""
         left = []
         for directory in [self._base, *sorted(self._base.glob("worker-*"))]:
-            if directory == self._own or self._emptied.get(directory) == _written_ns(directory):
+            if directory == self._own:
                 continue
             if not self._is_free(directory):
                 self._free_since.pop(directory, None)
+                continue
+            # Looked at only while it is free: the files of one in use come and go.
+            if self._emptied.get(directory) == _written_ns(directory):
                 continue
             since = self._free_since.setdefault(directory, self._clock())
             if self._is_of_nobody(directory) or self._clock() - since >= self._dead_s:
@@ -117,4 +120,8 @@ class Adoption:
 
 def _written_ns(directory: Path) -> int:
     """When a spool was written last."""
-    return max((path.stat().st_mtime_ns for path in directory.glob("spool-*")), default=0)
+    newest = 0
+    for path in directory.glob("spool-*"):
+        with suppress(FileNotFoundError):  # a worker has taken it since, and begun a new file
+            newest = max(newest, path.stat().st_mtime_ns)
+    return newest

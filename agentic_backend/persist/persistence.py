@@ -226,32 +226,28 @@ class Persistence:
             batcher = Batcher(
                 self.database, self.owner, pending, spool, self._queue, kpi=self._kpi, metrics=self._metrics
             )
-            for id_, record in self._replay_into(spool, batcher):
+            # In a thread, and bit by bit: this process serves meanwhile.
+            left = await asyncio.to_thread(_read_left, spool)
+            for number, op in enumerate(left.ops(spool)):
+                batcher.replay(op)
+                if number % _READ_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._metrics.persist_replayed.inc(len(spool.waiting))
+            for id_, record in left.asks:
                 batcher.push(Op.turn(record.interrupted()), instead_of=id_)
             return (await batcher.aclose(ADOPT_S)).left == 0
         finally:
             await spool.aclose()
 
-    def _replay_into(self, spool: Spool, batcher: Batcher) -> list[tuple[int, AskRecord]]:
-        """Queue what an earlier process left, but for the turns that it cut off, which are returned by their ids."""
-        asks = {entry.id for entry in spool.waiting if entry.kind == "ask"}
-        changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
-        newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
-        known: dict[int, Session | Change] = {}
-        for id_, body in _bodies(spool, [*newest.values(), *changes]):
-            known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
-        for entry in spool.waiting:
-            if entry.id not in asks:
-                batcher.replay(_op(entry, known.get(entry.id)))
-        self._metrics.persist_replayed.inc(len(spool.waiting))
-        return [(id_, AskRecord.decode(body)) for id_, body in _bodies(spool, asks)]
-
     def _replay(self, spool: Spool) -> None:
         """Take over what an earlier process left: queue its turns, and mark its unfinished ones as interrupted, but for
         those that may run again, which are kept for it (`log.take_over`)."""
-        asks = self._replay_into(spool, self.batcher)
+        left = _read_left(spool)
+        for op in left.ops(spool):
+            self.batcher.replay(op)
+        self._metrics.persist_replayed.inc(len(spool.waiting))
         kept = 0
-        for id_, record in asks:
+        for id_, record in left.asks:
             if record.rerun is not None and record.rerun.restarts < MAX_RESTARTS:
                 self.log.keep(id_, record)
                 kept += 1
@@ -263,7 +259,7 @@ class Persistence:
                 "%d records of an earlier process are in the spool, %d of them turns that it interrupted, of which %d "
                 "may run again",
                 len(spool.waiting),
-                len(asks),
+                len(left.asks),
                 kept,
             )
         spool.waiting.clear()
@@ -295,6 +291,31 @@ class Persistence:
         self.state = state
         if self._on_state is not None:
             self._on_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What an earlier process left in a spool: turns that it cut off, by their ids, and what is known of the rest."""
+
+    asks: list[tuple[int, AskRecord]]
+    known: dict[int, Session | Change]
+
+    def ops(self, spool: Spool) -> Iterator[Op]:
+        """All but the turns that were cut off, in order."""
+        for entry in spool.waiting:
+            if entry.kind != "ask":
+                yield _op(entry, self.known.get(entry.id))
+
+
+def _read_left(spool: Spool) -> _Left:
+    """Read what is waiting in a spool. Blocks. Raises sqlite3.Error."""
+    asks = [entry.id for entry in spool.waiting if entry.kind == "ask"]
+    changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
+    newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
+    known: dict[int, Session | Change] = {}
+    for id_, body in _bodies(spool, [*newest.values(), *changes]):
+        known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
+    return _Left([(id_, AskRecord.decode(body)) for id_, body in _bodies(spool, asks)], known)
 
 
 def _bodies(spool: Spool, ids: Iterable[int]) -> Iterator[tuple[int, bytes]]:

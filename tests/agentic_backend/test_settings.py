@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from agentic_backend.llm.providers import Models
 from agentic_backend.settings import AgenticSettings, Deadlines, PersistenceSettings
-from backend_kit.settings import SettingsError, config_hash, load
+from backend_kit.settings import SettingsError, config_hash, load, usable_cores
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
 
@@ -369,3 +369,21 @@ def test_a_model_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=where):
         changed(tmp_path, ai={"chat_models": models, "agents": [{"name": "Georges", **agent}]})
+
+
+@pytest.mark.parametrize("workers", [2, "auto"])
+def test_several_workers_are_several_instances_each_with_its_own_port_and_spool(tmp_path: Path, workers: Any) -> None:
+    settings = changed(tmp_path, app={"workers": workers, "metrics_port": 9005}, persistence={"spool_dir": "spools"})
+    assert settings.app.workers == (2 if workers == 2 else usable_cores())
+    assert (settings.persistence.replicas, settings.persistence.ack) == ("many", "db")
+    assert settings.app.worker is None
+    each = [settings.of_worker(number) for number in range(settings.app.workers)]
+    assert [one.app.worker for one in each] == list(range(settings.app.workers))
+    assert [one.app.metrics_port for one in each] == list(settings.app.metrics_ports)
+    kept = [one.persistence.spool_dir for one in each]
+    assert kept == ["spools", *(f"spools/worker-{number}" for number in range(1, settings.app.workers))]
+
+
+def test_several_workers_that_do_not_know_of_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"persistence\.replicas: app\.workers above 1 needs replicas: many"):
+        changed(tmp_path, app={"workers": 2}, persistence={"replicas": "single"})

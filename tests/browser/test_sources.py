@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 MANUAL = ROOT / "config" / "samples" / "turnwise-operations.pdf"
 ON_TURNS = [README, MANUAL, *(ROOT / "docs" / f"{name}.md" for name in ("contract", "protocol", "search", "tour"))]
-"""All of ours, which `tests/turnwise/test_starters.py` ingests, are a passage for each 200 ms of an old core."""
+"""`tests/turnwise/test_starters.py` ingests all of ours, which takes minutes of CPU where a core has no VNNI."""
 QUESTION = "How does Turnwise persist a turn?"
 AGENTS = [
     {"name": "Georges", "class_path": "agentic_backend.agent.plain"},

@@ -3,26 +3,24 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 import psycopg
 import pytest
-from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.asyncio.client import connect, unix_connect
 from websockets.typing import Origin, Subprotocol
 
 from tests.agentic_backend.records import until
 from tests.support.agentic import ServiceProcess, StartProcess, start_process
 from tests.support.fleet import cut_off, heard_end, listening, proxied, stored
-from tests.support.following import TERMINAL, ask_frame, resume_frame, transcript
+from tests.support.following import ask_frame, heard, over_socket, resume_frame, transcript
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
-from tests.support.service import BASE, NATIVE, hear_raw, say
+from tests.support.service import BASE, NATIVE, PATIENT_CLIENT, ServiceClient
 
 __all__ = ["start_process"]
 
@@ -55,6 +53,10 @@ class Workers:
                     return ready
                 await asyncio.sleep(0.1)
 
+    def at(self, path: Path) -> "AtWorker":
+        """A client of one of them."""
+        return AtWorker(port=self.service.port, http=self.service.http, path=path)
+
     def process_of(self, path: Path) -> psutil.Process:
         """Who listens there."""
         for child in psutil.Process(self.service.process.pid).children():
@@ -74,35 +76,17 @@ async def _is_ready(path: Path) -> bool:
         return False
 
 
-@asynccontextmanager
-async def heard_at(path: Path, frame: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
-    """The events of an exchange as one worker says them."""
-    uri = f"ws://localhost{BASE}/chatbot/query/ws"
-    protocols = [NATIVE, Subprotocol("bearer.local")]
-    async with unix_connect(
-        str(path), uri, subprotocols=protocols, origin=Origin("http://localhost"), open_timeout=PATIENCE_S
-    ) as socket:
-        await say(socket, **frame)
-        yield _events(socket)
+@dataclass(slots=True, kw_only=True)
+class AtWorker(ServiceClient):
+    """A client whose chat sockets lead to one worker."""
 
+    path: Path
 
-async def _events(socket: ClientConnection) -> AsyncIterator[str]:
-    while True:
-        text = await hear_raw(socket)
-        frame = json.loads(text)
-        if frame["type"] == "heartbeat" or (frame["type"] == "session" and "seq" not in frame):
-            continue  # of no turn
-        yield text
-        if frame["type"] in TERMINAL:
-            return
-
-
-async def until_type(events: AsyncIterator[str], kind: str) -> dict[str, Any]:
-    async for text in events:
-        frame: dict[str, Any] = json.loads(text)
-        if frame["type"] == kind:
-            return frame
-    raise AssertionError(f"no {kind}")
+    def native(self, token: str = "local") -> connect:
+        """See the parent."""
+        protocols, origin = [NATIVE, Subprotocol(f"bearer.{token}")], Origin("http://localhost")
+        uri = f"ws://localhost{BASE}/chatbot/query/ws"
+        return unix_connect(str(self.path), uri, subprotocols=protocols, origin=origin, **PATIENT_CLIENT)
 
 
 async def test_a_turn_is_followed_at_any_worker_and_all_end_in_order(start_process: StartProcess) -> None:
@@ -113,13 +97,11 @@ async def test_a_turn_is_followed_at_any_worker_and_all_end_in_order(start_proce
     ) as service:
         workers = Workers(service)
         one, other = await workers.ready(2)
-        session = await service.create_session()
-        async with heard_at(one, ask_frame(session, "e")) as asked:
-            first = await anext(asked)
-            async with heard_at(other, resume_frame(session, "e")) as followed:
-                rest, whole = await asyncio.gather(_all(asked), _all(followed))
-        assert transcript([first, *rest]) == transcript(whole)
-        assert json.loads(whole[-1])["type"] == "final"
+        # The same ask at both: it runs at one of them, and the other one follows.
+        ask = ask_frame(await service.create_session(), "e")
+        told = await asyncio.gather(*(heard(over_socket(workers.at(path), ask)) for path in (one, other)))
+        assert transcript(told[0]) == transcript(told[1])
+        assert json.loads(told[0][-1])["type"] == "final"
         for port in (service.metrics_port, service.metrics_port + 1):
             await until_instances(port, 2)
         processes = psutil.Process(service.process.pid).children()
@@ -137,13 +119,13 @@ async def test_the_turn_of_a_killed_worker_goes_on_at_another_and_the_worker_com
         workers = Workers(service)
         one, other = await workers.ready(2)
         session = await service.create_session()
-        async with heard_at(one, ask_frame(session, "e")) as asked:
-            await until_type(asked, "delta")
-            async with heard_at(other, resume_frame(session, "e")) as kept:
-                await until_type(kept, "delta")
+        async with listening(workers.at(one), ask_frame(session, "e")) as asked:
+            await asked.until("delta")
+            async with listening(workers.at(other), resume_frame(session, "e")) as kept:
+                await kept.until("delta")
                 workers.process_of(one).kill()
-                await until_type(kept, "restarted")
-                await until_type(kept, "final")
+                await kept.until("restarted")
+                assert (await kept.end())["type"] == "final"
         assert await service.line(r"worker \d ended by itself with code -9")
         await until(lambda: stored(database, session) == [(0, "e", "user"), (1, "e", "assistant")])
         again = await workers.ready(2)
@@ -184,10 +166,6 @@ def dead_instances(database: Database) -> int:
     with psycopg.connect(database.dsn) as connection:
         ((count,),) = connection.execute(query)
         return int(count)
-
-
-async def _all(events: AsyncIterator[str]) -> list[str]:
-    return [text async for text in events]
 
 
 async def until_instances(metrics_port: int, count: int) -> None:

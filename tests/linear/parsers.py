@@ -650,7 +650,7 @@ UNREACHED: Final[dict[str, str]] = {
     "knowledge_flow_backend/engines/pgvector/rows.py::check_made": _OURS,
     "backend_kit/workers.py::hold_port": _OPERATOR,
     "backend_kit/workers.py::serve_workers": _OURS,
-    "backend_kit/workers.py::listen_beside_others": _OPERATOR,
+    "backend_kit/workers.py::bind_beside_others": _OPERATOR,
 }
 
 

@@ -281,8 +281,8 @@ MUTANTS = (
     Mutant(
         "an interrupted ask is forgotten at the start",
         "agentic_backend/persist/persistence.py",
-        'if entry.kind == "ask"}',
-        'if entry.kind == "asked"}',
+        'if entry.kind == "ask"]',
+        'if entry.kind == "asked"]',
         f"{SPOOL}/test_replay.py::test_an_ask_without_its_turn_becomes_an_interrupted_turn",
     ),
     Mutant(

@@ -100,7 +100,7 @@ class FirstStart:
 
 @pytest.fixture(scope="module")
 def first_start() -> Iterator[FirstStart]:
-    """One for the file: half a minute, and with four workers on two cores without VNNI five."""
+    """One for the file: half a minute, and five minutes beside three other workers on two cores without VNNI."""
     home = public_directory("turnwise-test-first-")
     stack = Stack(home)
     with stack.launch() as launcher:

@@ -36,11 +36,11 @@ from agentic_backend.session.stream import (
     TurnEvent,
     Whole,
 )
-from backend_kit.http import ServeSettings, listen
+from backend_kit.http import listen
 from backend_kit.wire import Code
 from tests.agentic_backend.records import until
 from tests.support.patience import PATIENCE_S
-from tests.support.silent_server import silent_server
+from tests.support.silent_server import served
 
 pytestmark = pytest.mark.servers
 
@@ -126,21 +126,14 @@ async def holder(**bounds: float) -> AsyncIterator[Holder]:
     app.router.routes += relay_routes(relay, BASE)
     app.add_middleware(Compression, mode="auto")
 
-    async def drain() -> None:
-        pass
-
     sock = listen("127.0.0.1", 0)
-    server = silent_server(app, drain, ServeSettings(loop="none"))
     peers = Peers(BASE, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
     held = Holder(f"http://127.0.0.1:{sock.getsockname()[1]}/", relay, peers)
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[sock]))
+    async with served(app, sock):
         try:
             yield held
         finally:
             await peers.aclose()
-            server.stop()
-            await asyncio.wait([serving], timeout=PATIENCE_S)
 
 
 @asynccontextmanager

@@ -17,11 +17,11 @@ from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.peers.siblings import Siblings
 from agentic_backend.session.stream import TextDelta, Turn, TurnEvent
-from backend_kit.http import ServeSettings, listen
+from backend_kit.http import listen
 from tests.agentic_backend.peers.test_relay import BASE, FINAL, ODD, SAID, make_turn, rendered, said
 from tests.agentic_backend.records import until
 from tests.support.patience import PATIENCE_S
-from tests.support.silent_server import silent_server
+from tests.support.silent_server import served
 
 pytestmark = pytest.mark.servers
 
@@ -49,20 +49,13 @@ async def worker(siblings: Siblings, token: str) -> AsyncIterator[Worker]:
     peers = Peers(BASE, siblings, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
     app.router.routes += relay_routes(relay, BASE, others=Forwarder(siblings, peers).answer)
 
-    async def drain() -> None:
-        pass
-
     sock, own = listen("127.0.0.1", 0), siblings.listen(token)
     held = Worker(f"http://127.0.0.1:{sock.getsockname()[1]}", relay, peers)
-    server = silent_server(app, drain, ServeSettings(loop="none"))
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[sock, own]))
+    async with served(app, sock, own):
         try:
             yield held
         finally:
             await peers.aclose()
-            server.stop()
-            await asyncio.wait([serving], timeout=PATIENCE_S)
 
 
 async def events_of(peers: Peers, url: str, token: str, **changed: Any) -> list[TurnEvent]:
