@@ -68,16 +68,15 @@ FLOOR_PERCENT = 90.0
 
 def main(arguments: list[str]) -> int:
     """Run, measure, tell; the exit code."""
-    with tempfile.TemporaryDirectory(prefix="turnwise-coverage-") as place:
+    with tempfile.TemporaryDirectory(prefix="turnwise-coverage-", ignore_cleanup_errors=True) as place:
         data, report = Path(place, "data"), Path(place, "report.json")
         ignored = [f"--ignore={path}" for path in WITHOUT]
-        groups = [
-            _coverage(
-                f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", "pytest", "-q", "-o", EXAMPLES, *more
-            )
-            for group in TESTS
-            for more in [(*arguments, *group, *ignored)]
-        ]
+        groups = []
+        for number, group in enumerate(TESTS):
+            # A directory each: runs that share pytest's own remove each other's old ones, and one may fail at that.
+            pytest = ("pytest", "-q", "-o", EXAMPLES, f"--basetemp={Path(place, str(number))}")
+            more = (*arguments, *group, *ignored)
+            groups.append(_coverage(f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", *pytest, *more))
         if not all_good(groups, each_core=2):
             return 1
         combined = _coverage("combine", data, "combine", "-q")

@@ -45,7 +45,8 @@ def main(words: Sequence[str]) -> int:
     """Run the chosen mutants; the exit code."""
     chosen = [mutant for mutant in MUTANTS if all(word in mutant.name for word in words)]
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="turnwise-mutants-") as place:
+    # Not ended by what a mutant's servers still write there, as the tests' own directories would not be.
+    with tempfile.TemporaryDirectory(prefix="turnwise-mutants-", ignore_cleanup_errors=True) as place:
         os.chmod(place, 0o755)  # noqa: PTH101, S103 - Postgres may run as another user
         whole = copy_of_tree(ROOT, Path(place, "whole"))
         # Once for all: what a copy finds compiled it does not compile again, in each of its processes.
@@ -105,7 +106,9 @@ def copy_of_tree(root: Path, place: Path, copy: Callable[[str, str], object] = s
 
 def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
     """Which of the tests fail in the tree, None where they could not be run."""
-    run = _FORKS.start("pytest", [*_OPTIONS, *tests], os.environ, tree)
+    # Runs that share pytest's own directory remove each other's old ones when they end, and one may fail at that.
+    temporary = f"--basetemp={tree.with_name(f'{tree.name}-tmp')}"
+    run = _FORKS.start("pytest", [*_OPTIONS, temporary, *tests], os.environ, tree)
     with run.stdout as stream:
         said = stream.read()
     code = run.wait(HANGS_S)
