@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from agentic_backend.settings import AgenticSettings, Ai
-from backend_kit.process import arguments, configure, heavy_imports
+from backend_kit.process import arguments, configure, end_at_once, heavy_imports
 
 _KILL_AFTER_DRAIN_S = 30.0
 """More than the server and the pools take behind the deadline of running turns."""
@@ -90,7 +90,9 @@ def _serve(settings: AgenticSettings, siblings: Path | None = None) -> int:
     # Importing LangGraph and SQLAlchemy takes seconds: errors that can be found without them must not wait for them.
     with heavy_imports():
         from agentic_backend.app import serve_app
-    return serve_app(settings, sock, possessions, siblings)
+    code = serve_app(settings, sock, possessions, siblings)
+    end_at_once()
+    return code
 
 
 def _only_openai(ai: Ai) -> bool:

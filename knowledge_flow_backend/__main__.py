@@ -6,7 +6,7 @@ import socket
 import sys
 
 from backend_kit.http import CannotListen, listen
-from backend_kit.process import arguments, configure, heavy_imports
+from backend_kit.process import arguments, configure, end_at_once, heavy_imports
 from backend_kit.workers import EXIT_REFUSED, bind_beside_others, end_with, serve_workers
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 
@@ -45,7 +45,9 @@ def _serve(settings: KnowledgeFlowSettings, sock: socket.socket) -> int:
     # Imports of onnxruntime and SQLAlchemy take seconds: a typo in the file must not wait for them.
     with heavy_imports():
         from knowledge_flow_backend.app import serve_app
-    return serve_app(settings, sock)
+    code = serve_app(settings, sock)
+    end_at_once()
+    return code
 
 
 if __name__ == "__main__":

@@ -167,3 +167,25 @@ def test_ctrl_c_in_a_start_ends_it_without_a_word() -> None:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
         assert process.returncode == -signal.SIGINT
+
+
+LEAVES_GARBAGE = """
+from backend_kit.process import end_at_once
+
+class Garbage:
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        print("collected")
+
+Garbage()
+"""
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(("last", "said"), [("", "collected\n"), ("end_at_once()", "")])
+def test_a_process_ends_without_looking_for_garbage(last: str, said: str) -> None:
+    command = [sys.executable, "-c", LEAVES_GARBAGE + last]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert done.stdout == said
