@@ -226,37 +226,53 @@ async def _batch_window(scene: Stage) -> tuple[list[Asked], float]:
 
 
 async def no_connection(deployment: Deployment, size: Size) -> list[Row]:
-    """A8: readers hold every connection of the pool behind a lock; turns go on, other readers are told soon."""
-    hold_s = 6.0 if size.short else 60.0
+    """A8: readers hold every connection of the pool behind a lock; turns go on, other readers are told soon.
+
+    The short form holds them three times, the full one for a minute at a time: of what each adds to the windows beside
+    it, the median counts, since one pause of the machine is a twentieth of a window.
+    """
+    rounds, holds_s = (3, 3.0) if size.short else (3, 60.0)
+    more_ms: list[float] = []
+    late_s, wrong = 0.0, 0
     async with stage(deployment, "A8", Habits(RATE), sessions=size.sessions, storage=_SMALL_POOL) as scene:
         await scene.crowd.answered(size.sessions * 2)
         others = [await create_session(scene.http, scene.service.address) for _ in range(2)]
         before = await _window(scene, 3.0)
-        begun = time.perf_counter()
-        late_s, wrong = 0.0, 0
-        while time.perf_counter() < begun + hold_s:
-            async with _locked(scene), asyncio.TaskGroup() as group:
-                for session_id in others:  # each holds a connection until its statement is given up, after 5 s
-                    group.create_task(scene.history(session_id))
-                await asyncio.sleep(0.3)
-                waits = await asyncio.gather(
-                    *(_refused_read(scene, session_id) for session_id in scene.crowd.sessions[:10])
-                )
-            late_s = max(late_s, *(wait_s for wait_s, _ in waits))
-            wrong += sum(not refused for _, refused in waits)
-        during = scene.ledger.within(begun, time.perf_counter())
-        await scene.service.drained()
-        after = await _window(scene, 3.0)
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            while time.perf_counter() < begun + holds_s:
+                waits = await _read_while_locked(scene, others)
+                late_s = max(late_s, *(wait_s for wait_s, _ in waits))
+                wrong += sum(not refused for _, refused in waits)
+            during = scene.ledger.within(begun, time.perf_counter())
+            await scene.service.drained()
+            after = await _window(scene, 3.0)
+            more_ms.append(_more_ms(during, [*before, *after], 95))
+            before = after
         errors = sum(scene.ledger.errors.values())
         report = await scene.settle()
-    more_ms = _more_ms(during, [*before, *after], 95)
     return [
         exactly("A8", "errors of turns while no connection is free", errors, 0),
-        at_most("A8", "p95 of final, no connection free less before and after", more_ms, 5 * size.slack, "ms"),
+        at_most(
+            "A8",
+            f"p95 of final, no connection free less before and after, median of {rounds}",
+            median(more_ms),
+            5 * size.slack,
+            "ms",
+        ),
         at_most("A8", "a reader is told history_unavailable after", late_s, 2.2 * size.slack, "s"),
         exactly("A8", "other answers to readers", wrong, 0),
-        loss_row("A8", f"no connection free for {hold_s:.0f} s", report),
+        loss_row("A8", f"no connection free for {rounds} times {max(holds_s, 5.0):.0f} s", report),
     ]
+
+
+async def _read_while_locked(scene: Stage, others: list[str]) -> list[tuple[float, bool]]:
+    """How long ten readers waited whom two others left no connection, and whether each was refused."""
+    async with _locked(scene), asyncio.TaskGroup() as group:
+        for session_id in others:  # each holds a connection until its statement is given up, after 5 s
+            group.create_task(scene.history(session_id))
+        await asyncio.sleep(0.3)
+        return await asyncio.gather(*(_refused_read(scene, session_id) for session_id in scene.crowd.sessions[:10]))
 
 
 @asynccontextmanager
