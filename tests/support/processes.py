@@ -61,9 +61,11 @@ class ModuleProcess:
         self._lines: list[str] = []
         self._process: subprocess.Popen[str] | Fork | None = None
         self._reader: threading.Thread | None = None
+        self._read = False
 
     def __enter__(self) -> "ModuleProcess":
         self._process = self._start()
+        self._read = False
         self._reader = threading.Thread(target=self._collect, args=(self._process,), daemon=True)
         self._reader.start()
         return self
@@ -85,7 +87,9 @@ class ModuleProcess:
 
     @property
     def output(self) -> str:
-        """Everything it has written so far."""
+        """Everything it has written so far; all of it once it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._read_to_the_end()
         with self._changed:
             return "".join(self._lines)
 
@@ -121,8 +125,7 @@ class ModuleProcess:
             code = self._running().wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still runs after {timeout_s} s:\n{self.output}", pytrace=False)
-        if self._reader is not None:
-            self._reader.join(5.0)  # what it wrote last; a grandchild may hold the pipe open for longer
+        self._read_to_the_end()
         return code
 
     async def until(self, wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -169,6 +172,12 @@ class ModuleProcess:
         if self._process is None:
             raise RuntimeError("used outside of its context")
         return self._process
+
+    def _read_to_the_end(self) -> None:
+        """Have what an ended process wrote last, once: a grandchild may hold the pipe open for longer."""
+        if self._reader is not None and not self._read:
+            self._reader.join(5.0)
+            self._read = True
 
     def _collect(self, process: "subprocess.Popen[str] | Fork") -> None:
         if process.stdout is None:

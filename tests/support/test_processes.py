@@ -49,6 +49,14 @@ def test_a_process_that_ends_before_its_line_fails_the_test_with_its_output(modu
         assert process.wait() == 4
 
 
+def test_what_an_ended_process_wrote_last_is_there_when_its_end_is_seen(module: Module) -> None:
+    text = "import os, sys\nsys.stdout.write('line\\n' * 12_000 + 'last\\n')\nsys.stdout.flush()\nos._exit(0)"
+    with sample(module, text) as process:
+        while process.returncode is None:
+            pass
+        assert process.output.endswith("line\nlast\n")
+
+
 def test_a_command_may_run_it_and_is_it_afterwards(module: Module) -> None:
     text = "import os, time\nprint('it is', os.getpid(), os.environ['GIVEN'], flush=True)\ntime.sleep(600)"
     with sample(module, text, under=("/usr/bin/env", "GIVEN=so")) as process:
