@@ -108,8 +108,8 @@ class FleetTurns:
             except PeerLost:
                 losses += 1
                 found = None if losses < _LOSSES else False
-            except HistoryUnavailable:
-                # Who has seen some of it waits for the rest, as long as Postgres may come back.
+            except (HistoryUnavailable, StorageFull):
+                # Who has seen some of it waits for the rest: for Postgres, or until it has the end of the turn.
                 if not turn.has_published or time.monotonic() > give_up_at:
                     raise
                 found = None

@@ -292,6 +292,26 @@ async def test_a_turn_of_its_own_whose_end_waits_for_postgres_runs_no_more(pair:
     assert not await mirrored(one, turn_of(session, "x1"))
 
 
+async def test_who_follows_a_turn_that_is_given_up_here_waits_until_postgres_has_its_end(pair: Pair) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    lease = await one.instance.begin(session, "x1")
+    appending = asyncio.create_task(one.instance.persistence.log.append(under(lease, turn(session, "x1"))))
+    await asyncio.sleep(0)
+    seen = turn_of(session, "x1")
+    seen.publish(Accepted())
+    looks = one.instance.queries.ran.count("holder_of_session")
+    mirroring = asyncio.create_task(mirrored(one, seen))
+    async with asyncio.timeout(PATIENCE_S):
+        while one.instance.queries.ran.count("holder_of_session") < looks + 2:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0.01)
+    assert not mirroring.done()
+    one.instance.persistence.start()
+    await appending
+    assert not await mirroring  # history has it
+    assert one.instance.turns.taken == []
+
+
 async def test_an_exchange_of_another_session_is_not_told(pair: Pair) -> None:
     one, _ = pair
     session, another = await new_session(one.instance.persistence), await new_session(one.instance.persistence)
