@@ -53,7 +53,7 @@ def test_what_an_ended_process_wrote_last_is_there_when_its_end_is_seen(module: 
     text = "import os, sys\nsys.stdout.write('line\\n' * 12_000 + 'last\\n')\nsys.stdout.flush()\nos._exit(0)"
     with sample(module, text) as process:
         while process.returncode is None:
-            pass
+            pass  # without a pause in which its output could be read
         assert process.output.endswith("line\nlast\n")
 
 

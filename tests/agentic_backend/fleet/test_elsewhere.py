@@ -302,9 +302,7 @@ async def test_who_follows_a_turn_that_is_given_up_here_waits_until_postgres_has
     seen.publish(Accepted())
     looks = one.instance.queries.ran.count("holder_of_session")
     mirroring = asyncio.create_task(mirrored(one, seen))
-    async with asyncio.timeout(PATIENCE_S):
-        while one.instance.queries.ran.count("holder_of_session") < looks + 2:  # noqa: ASYNC110 - nothing to wait for
-            await asyncio.sleep(0.01)
+    await until(lambda: one.instance.queries.ran.count("holder_of_session") >= looks + 2)
     assert not mirroring.done()
     one.instance.persistence.start()
     await appending
