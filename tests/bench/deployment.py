@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import yaml
 from psycopg import sql
@@ -52,6 +53,11 @@ class Server:
     def name(self) -> str:
         """Its name in tables."""
         return self.target.name
+
+    @property
+    def pids(self) -> list[int]:
+        """The process and its children, which are the workers of several."""
+        return [self.process.pid, *(child.pid for child in psutil.Process(self.process.pid).children())]
 
     @property
     def whole(self) -> "Server":

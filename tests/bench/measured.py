@@ -69,15 +69,14 @@ def sample(
 ) -> Sample:
     """Put the load on the server. `beside` are processes whose CPU is told as well, in `beside_ms` a turn."""
     edges: list[tuple[float, float, float, float]] = []
+    pids = server.pids
     memory_mb = 0.0
 
     def at_edge() -> None:
         nonlocal memory_mb
-        memory_mb = rss_mb(server.process.pid)
-        helpers = sum(cpu_s(pid) for pid in beside)
-        edges.append(
-            (cpu_s(server.process.pid), busy_s(deployment.service_cores), busy_s(deployment.other_cores), helpers)
-        )
+        memory_mb = sum(rss_mb(pid) for pid in pids)
+        used, helpers = (sum(cpu_s(pid) for pid in group) for group in (pids, beside))
+        edges.append((used, busy_s(deployment.service_cores), busy_s(deployment.other_cores), helpers))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         counted = runner.run(run(server.target, load, questions=questions, at_edge=at_edge))
