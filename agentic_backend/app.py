@@ -248,6 +248,8 @@ class AgenticService(Service[AgenticSettings, State]):
         dependencies = state.persistence.dependencies()
         if state.fleet is not None:
             dependencies["fleet"] = state.fleet.dependency()
+            if (bus := state.fleet.bus_dependency()) is not None:
+                dependencies["bus"] = bus
         dependencies["knowledge_flow"] = {"status": state.knowledge.told}
         if (issuer := self._identity_provider()) is not None:
             dependencies["identity_provider"] = {"status": issuer}

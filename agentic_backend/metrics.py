@@ -347,6 +347,22 @@ class AgenticMetrics(ServiceMetrics):
             "fleet_takeover_ms",
             buckets.TURN,
         )
+        self.fleet_bus_up: KpiGauge = self._level(
+            "app_fleet_bus_up", "1 while what fleet.bus names carries messages of this instance.", "fleet_bus_up"
+        )
+        self.fleet_bus_s: Seconds = self._timer(
+            "app_fleet_bus_seconds",
+            "From a word of this instance to Redis until it hears it.",
+            "fleet_bus_ms",
+            buckets.TURN,
+        )
+        messages = PrometheusCounter(
+            "app_fleet_messages_total",
+            "Messages to other instances, by what has carried them.",
+            ["bus"],
+            registry=self._registry,
+        )
+        self.fleet_messages: Labelled[PrometheusCounter] = Labelled(1, lambda values: messages.labels(*values))
 
     def _compatible(self) -> None:
         self.user_messages: Counter = self._legacy_counter("chat_user_message_total", "Asks accepted.")

@@ -13,6 +13,7 @@ from backend_kit.settings import (
     App,
     BasePath,
     Count,
+    Hosts,
     HttpClientLimits,
     HttpUrl,
     Listed,
@@ -736,12 +737,57 @@ class PersistenceSettings(Section):
         return self
 
 
+class RedisSettings(Section):
+    """Redis 7 or Valkey, of which instances use publish and subscribe alone: nothing is kept there."""
+
+    host: Hosts
+    """Host name or address; with `sentinel_set` those of the Sentinels, separated by commas."""
+    port: Port = 6379
+    """TCP port; with `sentinel_set` that of each Sentinel, mostly 26379."""
+    username: Text | None = None
+    """User of the access control list; none = the default user. It needs `+@connection +publish +subscribe
+    +unsubscribe` and the channels `&PREFIX:fleet*`."""
+    password: SecretStr | None = None
+    """Password of the user; set through TURNWISE_REDIS_PASSWORD."""
+    tls: bool = False
+    """Whether connections are encrypted, those to Sentinels too. The certificate must be that of the host."""
+    ca_file: Text | None = None
+    """File of the certificates by which that one is judged; none = those of the machine."""
+    sentinel_set: Text | None = None
+    """Name under which Sentinels know the primary, such as `mymaster`; none = `host` is the server."""
+    sentinel_username: Text | None = None
+    """User at the Sentinels; none = the default user."""
+    sentinel_password: SecretStr | None = None
+    """Password at the Sentinels; set through TURNWISE_REDIS_SENTINEL_PASSWORD."""
+    prefix: Text = "turnwise"
+    """Begin of the channels' names: another one for each database that shares the server."""
+
+    @model_validator(mode="after")
+    def _one_server_or_sentinels(self) -> "RedisSettings":
+        if self.sentinel_set is None and "," in self.host:
+            raise SettingsRefused("must be one host, or sentinel_set be set", "host")
+        return self
+
+
 class FleetSettings(Section):
     """How the instances of `persistence.replicas: many` reach one another."""
 
     url: Text | None = None
     """Where the other instances reach this one, e.g. `http://10.0.0.5:8000`; none = its own address, or where it
     listens on all of them that by which it reaches Postgres. It must not lead to a balancer."""
+    bus: Literal["postgres", "redis"] = "postgres"
+    """What carries the short messages of one instance to others: `postgres` is enough for 4 instances and 200 messages
+    a second; `redis` needs `pip install "turnwise[redis]"`. While Redis is away Postgres carries them."""
+    redis: RedisSettings | None = None
+
+    @model_validator(mode="after")
+    def _the_bus_is_there(self) -> "FleetSettings":
+        if (self.bus == "redis") != (self.redis is not None):
+            what = "is needed for bus: redis" if self.redis is None else "is set, and bus is not redis"
+            raise SettingsRefused(what, "redis")
+        if self.redis is not None and not find_spec("redis"):
+            raise SettingsRefused('needs redis, which is not installed: pip install "turnwise[redis]"', "bus")
+        return self
 
 
 class PerUser(Section):
@@ -873,6 +919,8 @@ class AgenticSettings(ServiceSettings):
         "OPENAI_API_KEY": ("ai.default_chat_model.settings.api_key", "ai.default_language_model.settings.api_key"),
         "OPENAI_MODEL": ("ai.default_chat_model.name", "ai.default_language_model.name"),
         "TURNWISE_LANGGRAPH_JSON": ("ai.langgraph_json",),
+        "TURNWISE_REDIS_PASSWORD": ("fleet.redis.password",),
+        "TURNWISE_REDIS_SENTINEL_PASSWORD": ("fleet.redis.sentinel_password",),
         "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
     }

@@ -4,16 +4,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Protocol
 
 from sqlalchemy import TextClause
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.fleet.bus import Bus
 from agentic_backend.fleet.leases import FleetLeases
-from agentic_backend.fleet.membership import Membership, Message
-from agentic_backend.fleet.statements import CHANNEL, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, NOTIFY, VOID_LEASE
+from agentic_backend.fleet.membership import Membership
+from agentic_backend.fleet.messages import Message
+from agentic_backend.fleet.statements import HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, VOID_LEASE
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.persist.queries import Queries
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 _FORGET_S = 3.0
 """Seconds that a delete waits for a turn that another instance runs."""
 _FORGET_PAUSE_S = 0.05
+_TOLD_S = 1.0
+"""Seconds after which a turn that still runs elsewhere is told again what it has not done, by Postgres."""
 _LOSSES = 3
 """How often an instance that has an ended turn may be lost before history tells it instead."""
 _UNFOLLOWED_S = 5.0
@@ -56,12 +60,16 @@ class OwnTurns(LocalTurns, Protocol):
 class FleetTurns:
     """Implements `Elsewhere`, and does what other instances ask of this one.
 
-    `connected` is called with 1 and -1 as turns begin and end to be followed at other instances.
+    Messages go by `bus`; what a turn that runs elsewhere does not follow is told again by `surest`, the way of which
+    this instance knows that it works. `connected` is called with 1 and -1 as turns begin and end to be followed at
+    other instances.
     """
 
     def __init__(
         self,
         queries: Queries,
+        bus: Bus,
+        surest: Bus,
         membership: Membership,
         leases: FleetLeases,
         takeover: Takeover,
@@ -72,6 +80,8 @@ class FleetTurns:
         connected: Callable[[int], None] = lambda _change: None,
     ) -> None:
         self._queries = queries
+        self._bus = bus
+        self._surest = surest
         self._membership = membership
         self._leases = leases
         self._takeover = takeover
@@ -141,18 +151,25 @@ class FleetTurns:
             if running is not None:
                 running.cancel()
             return running is not None
-        await self._send(Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder))
+        cancel = Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder, sender=self._me)
+        await self._bus.send(cancel)
+        if self._surest is not self._bus:
+            self._tasks.spawn("cancel-again", lambda: self._cancel_again(cancel))
         return True
 
     async def forget(self, session_id: str, user_id: str) -> None:
         """See `Elsewhere`."""
-        await self._send(Message("forget", session_id, user_id))
+        forget = Message("forget", session_id, user_id, sender=self._me)
+        await self._bus.send(forget)
         self._leases.lose((session_id, user_id))
-        give_up_at = time.monotonic() + _FORGET_S
-        while time.monotonic() < give_up_at:
+        begun_at, told_again = time.monotonic(), self._surest is self._bus
+        while (waited_s := time.monotonic() - begun_at) < _FORGET_S:
             holder = await self._holder_of(session_id, user_id)
             if holder is None or holder.exchange_id is None or holder.holder == self._me or not holder.alive:
                 return
+            if waited_s > _TOLD_S and not told_again:
+                told_again = True
+                await self._surest.send(forget)
             await asyncio.sleep(_FORGET_PAUSE_S)
 
     async def tell_changed(self, session_id: str, user_id: str) -> None:
@@ -160,7 +177,7 @@ class FleetTurns:
         try:
             # The message reaches the turn that runs, some time. Of the next one its holder must not depend on that.
             await self._queries.fetch("void_lease", VOID_LEASE, {"session_id": session_id, "me": self._me})
-            await self._send(Message("changed", session_id, user_id))
+            await self._bus.send(Message("changed", session_id, user_id, sender=self._me))
         except HistoryUnavailable:
             # Without a spool there was no change either. One that is in a spool comes to Postgres untold: who
             # remembers the session sees it once its lease moves, or after an absence of its own.
@@ -168,7 +185,7 @@ class FleetTurns:
 
     async def say_full(self, instance: str, user_id: str) -> None:
         """Have an instance see which sockets of a user it must close. Raises `HistoryUnavailable`."""
-        await self._send(Message("full", "", user_id, to=instance))
+        await self._bus.send(Message("full", "", user_id, to=instance, sender=self._me))
 
     async def _follow(self, turn: Turn) -> bool | None:
         """Follow the turn for once: True after its end, False if no instance has it, None to look again."""
@@ -239,11 +256,14 @@ class FleetTurns:
         rows = await self._queries.fetch(op, statement, {**asked, "dead_s": self._membership.rules.dead_s})
         return rows[0] if rows else None
 
-    async def _send(self, message: Message) -> None:
-        sent = Message(
-            message.kind, message.session_id, message.user_id, message.exchange_id, to=message.to, sender=self._me
-        )
-        await self._queries.fetch("notify", NOTIFY, {"channel": CHANNEL, "message": sent.encode()})
+    async def _cancel_again(self, cancel: Message) -> None:
+        """Nobody answers a message: whether the turn has ended stands in Postgres."""
+        await asyncio.sleep(_TOLD_S)
+        asked = {"exchange_id": cancel.exchange_id, "user_id": cancel.user_id}
+        with suppress(HistoryUnavailable):
+            holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
+            if holder is not None and holder.holder == cancel.to:
+                await self._surest.send(cancel)
 
     def _act_on(self, message: Message) -> None:
         session_id, user_id = message.session_id, message.user_id

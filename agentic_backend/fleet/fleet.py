@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.fleet.bus import Bus, PostgresBus
 from agentic_backend.fleet.elsewhere import FleetTurns, OwnTurns
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
@@ -17,8 +19,17 @@ from agentic_backend.peers.mirror import Peers
 from agentic_backend.peers.siblings import Siblings
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.shares import SharedLimits
-from agentic_backend.settings import AgenticSettings
+from agentic_backend.settings import AgenticSettings, FleetSettings
 from backend_kit.aio import TaskRegistry
+
+if TYPE_CHECKING:
+    from agentic_backend.fleet.redis_bus import RedisBus
+
+logger = logging.getLogger(__name__)
+
+_NOTIFIED_INSTANCES: Final = 4
+_NOTIFIED_A_S: Final = 200.0
+"""Up to so many instances or messages a second Postgres is bus enough: it gives each message to each instance."""
 
 
 class Fleet:
@@ -53,13 +64,19 @@ class Fleet:
         self._metrics = metrics
         self._queries = persistence.queries
         self._mirrored = self._alive = 0
+        self._crowded = False
         self.peers = Peers(settings.app.base_url, siblings)
         self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending)
         self.takeover = Takeover(
             persistence.queries, self.membership, self.leases, persistence.log, self._note_takeover
         )
+        postgres = PostgresBus(persistence.queries, metrics.fleet_messages("postgres").inc)
+        self._redis = self._redis_bus(settings.fleet, postgres)
+        bus: Bus = self._redis or postgres
         self.turns = FleetTurns(
             persistence.queries,
+            bus,
+            postgres,
             self.membership,
             self.leases,
             self.takeover,
@@ -69,8 +86,8 @@ class Fleet:
             tasks,
             self._note_mirrored,
         )
-        me, dead_s = identity.id, self.membership.rules.dead_s
-        self.limits = SharedLimits(persistence.queries, me, dead_s, self.turns.say_full)
+        dead_s = self.membership.rules.dead_s
+        self.limits = SharedLimits(persistence.queries, identity.id, dead_s, self.turns.say_full)
 
     def start(self, turns: OwnTurns) -> None:
         """Join the others, once the schema is known. `turns` are those of this process."""
@@ -83,6 +100,8 @@ class Fleet:
         self._tasks.spawn("fleet-recovery", self.takeover.recover, restart=True)
         self._tasks.spawn("fleet-limits", self.limits.write, restart=True, essential=True)
         self._tasks.spawn("fleet-count", self._count, restart=True)
+        if self._redis is not None:
+            self._tasks.spawn("fleet-bus", self._redis.hear, restart=True)
         self._tasks.spawn("fleet-takeover", self.takeover.look_for_dead, restart=True, essential=True)
 
     def begin_drain(self) -> None:
@@ -93,15 +112,39 @@ class Fleet:
         """The state of the fleet, for the body of /ready."""
         return {"status": "up" if self.membership.valid else "down", "instances": self._alive}
 
+    def bus_dependency(self) -> dict[str, Any] | None:
+        """The same of Redis, None where Postgres is the bus. While it is away Postgres carries all."""
+        return None if self._redis is None else {"status": "up" if self._redis.up else "down"}
+
     async def leave(self) -> None:
         """Be gone for the others. After the last write; while the spool has some, its sessions wait for it."""
         await self.peers.aclose()
+        if self._redis is not None:
+            await self._redis.aclose()
         if not (self.membership.identity.keeps_spool and self._log.pending):
             await self.membership.leave()
 
     async def forget_spool(self, directory: Path) -> None:
         """Let others take the turns of an instance whose spool has been emptied, and that does not come back."""
         await self.membership.leave(await asyncio.to_thread(instance_id, directory))
+
+    def _redis_bus(self, settings: FleetSettings, postgres: Bus) -> "RedisBus | None":
+        if settings.redis is None:
+            return None
+        # Half a second of imports, for fleets that have it.
+        from agentic_backend.fleet.redis_bus import RedisBus
+
+        return RedisBus(
+            settings.redis,
+            self.membership.identity.id,
+            postgres,
+            rules=self.membership.rules,
+            instances=lambda: self._alive,
+            on_payload=self.membership.hear,
+            on_deaf=self._note_deaf,
+            on_heard=self._metrics.fleet_bus_s.observe,
+            on_sent=self._metrics.fleet_messages("redis").inc,
+        )
 
     def _note_deaf(self) -> None:
         self.leases.lose_all()
@@ -118,12 +161,30 @@ class Fleet:
     async def _count(self) -> None:
         """Publish how many instances there are, until cancelled."""
         rules = self.membership.rules
+        notified = self.membership.notified
         while True:
             with contextlib.suppress(HistoryUnavailable):
                 ((self._alive,),) = await self._queries.fetch("fleet_instances", INSTANCES, {"dead_s": rules.dead_s})
                 self._metrics.fleet_instances.set(self._alive)
                 self.limits.note_instances(self._alive)
+            if self._redis is None:
+                self._say_if_crowded((self.membership.notified - notified) / rules.beat_s)
+            self._metrics.fleet_bus_up.set(int(self._redis is None or self._redis.up))
+            notified = self.membership.notified
             await asyncio.sleep(rules.beat_s)
+
+    def _say_if_crowded(self, messages_a_s: float) -> None:
+        crowded = self._alive > _NOTIFIED_INSTANCES or messages_a_s > _NOTIFIED_A_S
+        if crowded and not self._crowded:
+            logger.warning(
+                "%d instances tell one another %.0f messages a second by Postgres, each of which goes to each of them;"
+                " from %d instances or %.0f messages a second on set fleet.bus: redis",
+                self._alive,
+                messages_a_s,
+                _NOTIFIED_INSTANCES + 1,
+                _NOTIFIED_A_S,
+            )
+        self._crowded = crowded
 
     async def _renew(self) -> None:
         await self._database.wait_ready()

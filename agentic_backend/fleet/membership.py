@@ -10,20 +10,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import psycopg
 
+from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
-from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["cancel", "forget", "changed", "full"]
-_KINDS: Final = get_args(Kind)
 _BEAT_TIMEOUT_S: Final = 3.0
 
 
@@ -45,43 +43,8 @@ class FleetRules:
     """Turns taken over by one statement: the rest is left for other instances, which look too."""
     mirror_s: float = 60.0
     """How long a follower waits for an instance that has the turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What one instance tells another, or all (`to` is ""): `cancel` an exchange; `forget` a session, which is being
-    deleted; that title or preferences of a session have `changed`; that a user's sockets are too many (`full`)."""
-
-    kind: Kind
-    session_id: str
-    user_id: str
-    exchange_id: str = ""
-    to: str = ""
-    sender: str = ""
-
-    def encode(self) -> str:
-        """JSON for NOTIFY. Ids are bounded by the protocol, so it is far below 8,000 bytes."""
-        return dumps(
-            {
-                "kind": self.kind,
-                "session": self.session_id,
-                "user": self.user_id,
-                "exchange": self.exchange_id,
-                "to": self.to,
-                "from": self.sender,
-            }
-        ).decode()
-
-    @classmethod
-    def decode(cls, payload: str) -> "Message":
-        """The reverse of `encode`. Raises ValueError for anything else: newer instances may know more kinds."""
-        fields = loads(payload)
-        if not isinstance(fields, dict) or fields.get("kind") not in _KINDS:
-            raise ValueError("no message of this version")
-        texts = [one for one in map(fields.get, ("session", "user", "exchange", "to", "from")) if isinstance(one, str)]
-        if len(texts) != 5:
-            raise ValueError("a message without its fields")
-        return cls(fields["kind"], *texts)
+    deaf_s: float = 5.0
+    """Redis is away for an instance that has not heard itself there for so long."""
 
 
 @dataclass(slots=True)
@@ -131,6 +94,8 @@ class Membership:
         self.identity = identity
         self.rules = rules or FleetRules()
         self.draining = False
+        self.notified = 0
+        """Messages that have come by Postgres, for whomever."""
         self.on_message: Callable[[Message], None] = lambda _message: None
         self.on_deaf: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -199,7 +164,8 @@ class Membership:
                 async with contextlib.aclosing(connection.notifies(timeout=max(0.0, due_at - self._clock()))) as heard:
                     # It ends by itself. Whoever leaves it before loses what has come with the one that it got.
                     async for notification in heard:
-                        self._hear(notification.payload)
+                        self.notified += 1
+                        self.hear(notification.payload)
                 await self._beat(connection)
 
     async def _beat(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -229,7 +195,8 @@ class Membership:
             logger.error("ALARM this instance could not renew for %.0f s: it lets go of its turns", self.rules.renew_s)
             self.on_lost()
 
-    def _hear(self, payload: str) -> None:
+    def hear(self, payload: str) -> None:
+        """Take what somebody has said to all, or to one of them, by whichever way it came."""
         try:
             message = Message.decode(payload)
         except ValueError:

@@ -2,6 +2,7 @@
 
 from backend_kit.settings.base import (
     Count,
+    Hosts,
     HttpUrl,
     Listed,
     Origin,
@@ -36,6 +37,7 @@ __all__ = [
     "BasePath",
     "ConnectionBounds",
     "Count",
+    "Hosts",
     "HttpClientLimits",
     "HttpUrl",
     "Listed",

@@ -221,6 +221,12 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {"persistence": {"replicas": "many", "ack": "none"}},
             r"persistence\.ack: replicas: many needs ack: db or spool$",
         ),
+        ({"fleet": {"bus": "redis"}}, r"fleet\.redis: is needed for bus: redis$"),
+        ({"fleet": {"redis": {"host": "a"}}}, r"fleet\.redis: is set, and bus is not redis$"),
+        (
+            {"fleet": {"bus": "redis", "redis": {"host": "a,b"}}},
+            r"fleet\.redis\.host: must be one host, or sentinel_set be set$",
+        ),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),
         ({"ai": {"agents": [{"name": "A"}, {"id": "A", "name": "B"}]}}, r"ai\.agents\[1\]\.id: is used twice$"),

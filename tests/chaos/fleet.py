@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import quantiles
 from time import perf_counter
 from typing import Any, TypeVar
@@ -31,21 +32,22 @@ ID = "fleet"
 _MANY = {"ack": "db", "replicas": "many"}
 _STREAMED = "mock;ttft=300;gap=100;tokens=25"
 """An answer of about 3 s: a kill finds many in the middle."""
-_SLOW = "mock;ttft=300;gap=300;tokens=14"
+SLOW = "mock;ttft=300;gap=300;tokens=14"
 """One of 4 s, less than until an instance without Postgres gives its turns up: some end before, with nowhere to go."""
 _CALLS_LATE = "mock;tool=add;ttft=5000"
 """A model that calls a tool while its instance stands still."""
-_SILENT = "mock;ttft=600000"
+SILENT = "mock;ttft=600000"
 _TAKEOVER_S = 12.0
-_CANCEL_MS = 500.0
+CANCEL_MS = 500.0
 
 
-async def deaths(deployment: Deployment, size: Size) -> list[Row]:
-    """60 clients, 3 instances, kill -9 of a random one every 30 s for 5 minutes, and Postgres restarted once."""
+async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: Any) -> list[Row]:
+    """60 clients, 3 instances, kill -9 of a random one every 30 s for 5 minutes, and Postgres restarted once. `by` says
+    what `sections` change."""
     kills, clients = size.pick(2, 10), 60
     draw = deployment.draw(ID)
     ledger = Ledger()
-    async with _fleet(deployment, 3, model=_STREAMED) as services, rest_client() as http:
+    async with _fleet(deployment, 3, model=_STREAMED, **sections) as services, rest_client() as http:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         addresses = [service.address for service in services]
         async with travellers(addresses, ledger, draw, sessions, pause_s=1.0) as crowd:
@@ -66,7 +68,7 @@ async def deaths(deployment: Deployment, size: Size) -> list[Row]:
             await crowd.pause()
             found = crowd.findings()
             report = await _settle(services, http, ledger)
-    what = f"kill -9 x {kills} of one of 3 instances, Postgres restarted once, {clients} clients"
+    what = f"{by}kill -9 x {kills} of one of 3 instances, Postgres restarted once, {clients} clients"
     return [*_death_rows(what, found, report, min(struck)), *_takeover_rows(found.takeovers, size)]
 
 
@@ -88,7 +90,7 @@ def _death_rows(what: str, found: Findings, report: Report, struck: int) -> list
 def _takeover_rows(seconds: list[float], size: Size) -> list[Row]:
     bound = _TAKEOVER_S if not size.short else 2 * _TAKEOVER_S
     what = f"p99 of {len(seconds)} takeovers: kill -9 to restarted at another instance"
-    return [at_most(ID, what, _percentile(seconds, 99), bound, "s")]
+    return [at_most(ID, what, percentile(seconds, 99), bound, "s")]
 
 
 async def standing_still(deployment: Deployment, size: Size) -> list[Row]:
@@ -97,18 +99,21 @@ async def standing_still(deployment: Deployment, size: Size) -> list[Row]:
     library = faketime()
     hosts = [_host(library, offset) for offset in ("+3600", "-3600")]
     calling = size.pick(5, 20)
-    async with started(free_port()) as tools, _pair(deployment, hosts, [False, False], **_agents(tools)) as scene:
+    async with (
+        started(free_port()) as tools,
+        pair_of_instances(deployment, hosts, [False, False], **_agents(tools)) as scene,
+    ):
         late, turns = await asyncio.gather(
-            _all(scene.begin("Sammy", f"tool-{number}", until="message") for number in range(calling)),
-            _all(scene.begin("Georges", f"still-{number}") for number in range(size.pick(10, 40))),
+            at_once(scene.begin("Sammy", f"tool-{number}", until="message") for number in range(calling)),
+            at_once(scene.begin("Georges", f"still-{number}") for number in range(size.pick(10, 40))),
         )
         scene.one.send(signal.SIGSTOP)
         await asyncio.sleep(frozen_s)
         scene.one.send(signal.SIGCONT)
-        same = await _all(scene.ends_alike(turn, "final") for turn in turns)
-        cut = await _all(scene.ends_alike(turn, "cancelled") for turn in late)
+        same = await at_once(scene.ends_alike(turn, "final") for turn in turns)
+        cut = await at_once(scene.ends_alike(turn, "cancelled") for turn in late)
         before = (await counts(tools))["counts"].get("add", 0)
-        again = await _all(scene.ask_again(turn, "Sammy") for turn in late)
+        again = await at_once(scene.ask_again(turn, "Sammy") for turn in late)
         after = (await counts(tools))["counts"].get("add", 0)
         report = await scene.settle()
     what = f"an instance stands still for {frozen_s} s"
@@ -126,15 +131,15 @@ async def standing_still(deployment: Deployment, size: Size) -> list[Row]:
 async def without_postgres(deployment: Deployment, size: Size) -> list[Row]:
     """One instance is cut off from Postgres only; its clients are still there."""
     away_s = size.pick(22, 30)
-    async with _pair(deployment, [{}, {}], [False, True], model=_SLOW) as scene:
-        turns = await _all(scene.begin("Georges", f"away-{number}") for number in range(size.pick(20, 60)))
+    async with pair_of_instances(deployment, [{}, {}], [False, True], model=SLOW) as scene:
+        turns = await at_once(scene.begin("Georges", f"away-{number}") for number in range(size.pick(20, 60)))
         await deployment.to_postgres.tell("hold")
         await asyncio.sleep(away_s)
         meanwhile = sum(turn.told_there for turn in turns)
         await deployment.to_postgres.tell("reset", "normal")
-        same = await _all(scene.ends_alike(turn, "final") for turn in turns)
+        same = await at_once(scene.ends_alike(turn, "final") for turn in turns)
         await scene.one.answers("/ready")
-        back = await _all(scene.ask_next(scene.one, turn, f"back-{number}") for number, turn in enumerate(turns))
+        back = await at_once(scene.ask_next(scene.one, turn, f"back-{number}") for number, turn in enumerate(turns))
         report = await scene.settle()
     what = f"an instance is cut off from Postgres for {away_s} s"
     return [
@@ -147,26 +152,33 @@ async def without_postgres(deployment: Deployment, size: Size) -> list[Row]:
 async def cancelled(deployment: Deployment, size: Size) -> list[Row]:
     """A cancel at one instance of a turn that runs at another closes the model's connection."""
     times = size.pick(20, 200)
-    took_ms, ended = [], 0
-    async with (
-        _pair(deployment, [{}, {}], [True, True], model=_SILENT) as scene,
-        scene.other.address.dial() as stopper,
-    ):
-        for number in range(times):
-            turn = await scene.begin("Georges", f"cancel-{number}", until="message", followed=False)
-            await _open_streams(deployment, 1)
-            begun = perf_counter()
-            await stopper.send(dumps({"type": "cancel", "exchange_id": turn.asked.exchange_id}).decode())
-            await _open_streams(deployment, 0)
-            took_ms.append((perf_counter() - begun) * 1e3)
-            ended += (await _end_of(turn.here, turn.asked))["type"] == "cancelled"
-            await turn.here.close()
-    what = "a cancel at another instance"
+    async with pair_of_instances(deployment, [{}, {}], [True, True], model=SILENT) as scene:
+        took_ms = [await cancel_elsewhere(deployment, scene, "Georges", f"cancel-{number}") for number in range(times)]
+    return cancel_rows("a cancel at another instance", took_ms, CANCEL_MS * size.slack)
+
+
+async def cancel_elsewhere(deployment: Deployment, scene: "Scene", agent: str, name: str) -> float:
+    """Milliseconds from the cancel, at the second instance, of a turn of the first one to the end of its model's
+    stream, of which there is no other; infinite where the turn does not end in `cancelled`."""
+    turn = await scene.begin(agent, name, until="message", followed=False)
+    await open_streams(deployment, 1)
+    begun = perf_counter()
+    async with scene.other.address.dial() as stopper:
+        await stopper.send(dumps({"type": "cancel", "exchange_id": turn.asked.exchange_id}).decode())
+        await open_streams(deployment, 0)
+        took_ms = (perf_counter() - begun) * 1e3
+        end = await end_of(turn.here, turn.asked)
+    await turn.here.close()
+    return took_ms if end["type"] == "cancelled" else float("inf")
+
+
+def cancel_rows(what: str, took_ms: list[float], bound_ms: float) -> list[Row]:
+    """Those of cancels as `cancel_elsewhere` has found them."""
+    ended = sum(isfinite(ms) for ms in took_ms)
     return [
-        all_of(ID, f"{what}: turns that end in cancelled", ended, of=times, unit="turns"),
-        at_most(ID, f"p99 of {what} until the model's connection is closed", _percentile(took_ms, 99),
-                _CANCEL_MS * size.slack, "ms"),
-    ]  # fmt: skip
+        all_of(ID, f"{what}: turns that end in cancelled", ended, of=len(took_ms), unit="turns"),
+        at_most(ID, f"p99 of {what} until the model's connection is closed", percentile(took_ms, 99), bound_ms, "ms"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +197,8 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class _Scene:
-    """Two instances, the first of which is in trouble."""
+class Scene:
+    """Two instances, the first of which is in trouble, and what their clients were told."""
 
     services: list[Service]
     http: aiohttp.ClientSession
@@ -215,13 +227,13 @@ class _Scene:
         frame = {"type": "resume", "session_id": session_id, "exchange_id": asked.exchange_id}
         await there.send(dumps(frame).decode())
         await _until_type(there, until)
-        return _Followed(asked, here, there, asyncio.create_task(_end_of(there, asked)))
+        return _Followed(asked, here, there, asyncio.create_task(end_of(there, asked)))
 
     async def ends_alike(self, turn: _Followed, kind: str) -> bool:
         """Whether both clients hear the same end, of this kind, and nothing after it."""
         assert turn.there is not None
         assert turn.end_there is not None
-        ends = [await turn.end_there, await _end_of(turn.here, turn.asked)]
+        ends = [await turn.end_there, await end_of(turn.here, turn.asked)]
         for socket, end in zip((turn.there, turn.here), ends, strict=True):
             if end["type"] == "final":
                 self.ledger.told(turn.asked, end)
@@ -255,7 +267,7 @@ class _Scene:
 
     async def _final(self, socket: ClientConnection, asked: Asked, agent: str = "Georges") -> bool:
         await socket.send(ask_text(asked, agent, if_busy="queue"))
-        end = await _end_of(socket, asked)
+        end = await end_of(socket, asked)
         if end["type"] == "final":
             self.ledger.told(asked, end)
         return bool(end["type"] == "final")
@@ -294,11 +306,12 @@ async def _fleet(
 
 
 @asynccontextmanager
-async def _pair(
+async def pair_of_instances(
     deployment: Deployment, hosts: Sequence[dict[str, str]], direct: Sequence[bool], **sections: Any
-) -> AsyncIterator[_Scene]:
+) -> AsyncIterator[Scene]:
+    """Two of them, ready; `hosts` and `direct` as above."""
     async with _fleet(deployment, 2, hosts, direct, **sections) as services, rest_client() as http:
-        yield _Scene(services, http)
+        yield Scene(services, http)
 
 
 def _agents(tools: ToolServer) -> dict[str, Any]:
@@ -310,7 +323,7 @@ def _agents(tools: ToolServer) -> dict[str, Any]:
         "tuning": {"mcp_servers": [{"id": "tools"}]},
     }
     return {
-        "model": _SLOW,
+        "model": SLOW,
         "ai": {
             "chat_models": [{"id": "calls", "name": _CALLS_LATE}],
             "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}, sammy],
@@ -342,12 +355,12 @@ async def _settle(services: Sequence[Service], http: aiohttp.ClientSession, ledg
     return compare(ledger, rows, sessions, history)
 
 
-async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+async def at_once(work: Iterable[Awaitable[T]]) -> list[T]:
     """Everything at once."""
     return list(await asyncio.gather(*work))
 
 
-async def _open_streams(deployment: Deployment, count: int) -> None:
+async def open_streams(deployment: Deployment, count: int) -> None:
     async def so_many() -> bool:
         return bool((await deployment.model_stats())["streams"]["open"] == count)
 
@@ -361,7 +374,7 @@ async def _until_type(socket: ClientConnection, kind: str) -> None:
                 raise RuntimeError(f"an ask ended before its {kind}: {frame}")
 
 
-async def _end_of(socket: ClientConnection, asked: Asked) -> dict[str, Any]:
+async def end_of(socket: ClientConnection, asked: Asked) -> dict[str, Any]:
     async with asyncio.timeout(HANGS_S):
         return await hear_end(socket, asked.exchange_id)
 
@@ -376,6 +389,6 @@ async def _last_before_pong(socket: ClientConnection, asked: Asked) -> str:
     return last
 
 
-def _percentile(values: list[float], percent: int) -> float:
+def percentile(values: list[float], percent: int) -> float:
     """Infinite where there are too few."""
     return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("inf")

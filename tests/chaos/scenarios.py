@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tests.chaos import (
     answers,
+    bus,
     canary,
     connections,
     cost,
@@ -110,4 +111,6 @@ SCENARIOS = (
     Scenario(("fleet",), fleet.standing_still, 50, kind=WAITING),
     Scenario(("fleet",), fleet.without_postgres, 32, kind=WAITING),
     Scenario(("fleet",), fleet.cancelled, 10, kind=WAITING),
+    Scenario(("fleet",), bus.deaths, 50, kind=WAITING),
+    Scenario(("fleet",), bus.troubles, 60, kind=WAITING),
 )

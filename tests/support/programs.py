@@ -48,6 +48,7 @@ PROGRAMS = (
     Needed("prometheus", "prometheus", _on_path("prometheus", "promtool")),
     Needed("postgres", "postgresql postgresql-contrib", _debian_postgres),
     Needed("pgbouncer", "pgbouncer", lambda: bouncer() is not None),
+    Needed("redis", "redis-server", _on_path("redis-server", "redis-cli")),
     Needed("faketime", "faketime", _on_path("faketime")),
     Needed("node", "nodejs npm", _on_path("node", "npm")),
 )

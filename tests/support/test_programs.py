@@ -79,7 +79,7 @@ def test_an_unknown_program_is_told_at_once(tmp_path: Path) -> None:
     done = run(tmp_path, TURNWISE_REQUIRE="jawa")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert (
-        "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, pgbouncer, postgres, prometheus"
+        "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, pgbouncer, postgres, prometheus, redis"
         in done.stderr
     )
 

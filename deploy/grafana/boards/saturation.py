@@ -284,6 +284,21 @@ def _fleet() -> Row:
                 bound=12,
                 quiet="no instance died",
             ),
+            Panel(
+                "Messages to other instances",
+                "Stops, deleted and changed sessions, by what has carried them: Postgres what Redis did not deliver.",
+                "ops",
+                [Target(rate("app_fleet_messages_total", by="bus"), "{{bus}}")],
+                quiet="with replicas: single there is no fleet",
+            ),
+            Panel(
+                "Redis: a word until it is heard",
+                "Every 2 s each instance says one to itself; after 5 s without one Redis is away for it.",
+                "s",
+                percentiles("app_fleet_bus_seconds"),
+                bound=1,
+                quiet="with fleet.bus: postgres nothing goes by Redis",
+            ),
         ],
     )
 

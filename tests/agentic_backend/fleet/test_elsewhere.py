@@ -9,9 +9,11 @@ import pytest
 from fastapi import FastAPI
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
+from agentic_backend.fleet.bus import Bus, PostgresBus
 from agentic_backend.fleet.elsewhere import FleetTurns
 from agentic_backend.fleet.leases import SessionLease
 from agentic_backend.fleet.membership import FleetRules
+from agentic_backend.fleet.messages import Message
 from agentic_backend.peers.mirror import Peers
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session
@@ -76,15 +78,18 @@ async def join(found: Found, tasks: TaskRegistry, database: Database) -> AsyncIt
     """Make an instance that acts on what others say, and which they reach."""
     async with AsyncExitStack() as stack:
 
-        async def make(name: str, rules: FleetRules = RULES, *, reached: bool = True) -> Member:
+        async def make(name: str, rules: FleetRules = RULES, *, reached: bool = True, bus: Bus | None = None) -> Member:
             instance = await found(name, rules)
             instance.start_asks()
             peers = Peers(BASE, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
             stack.push_async_callback(peers.aclose)
             connections: list[int] = []
             persistence = instance.persistence
+            postgres = PostgresBus(instance.queries)
             elsewhere = FleetTurns(
                 instance.queries,
+                postgres if bus is None else bus,
+                postgres,
                 instance.membership,
                 instance.leases,
                 instance.takeover,
@@ -342,6 +347,34 @@ async def test_a_stop_reaches_the_instance_that_runs_the_turn(pair: Pair) -> Non
     assert not await other.elsewhere.stop("x1", "eve")
     assert await other.elsewhere.stop("x1", USER)
     await until(lambda: running.cancel_requested)
+
+
+class Lost:
+    """A bus that says it has delivered, and has not."""
+
+    async def send(self, message: Message) -> None:
+        pass
+
+
+async def test_a_stop_that_the_bus_has_lost_is_told_again(join: Join) -> None:
+    one, other = await join("one"), await join("other", bus=Lost())
+    session = await new_session(one.instance.persistence)
+    running = await one.begin(session, "x1")
+    assert await other.elsewhere.stop("x1", USER)
+    await until(lambda: running.cancel_requested)
+
+
+async def test_a_delete_that_the_bus_has_lost_is_told_again(join: Join) -> None:
+    one, other = await join("one"), await join("other", bus=Lost())
+    session = await new_session(one.instance.persistence)
+    lease = await one.instance.begin(session, "x1")
+    forgetting = asyncio.create_task(other.elsewhere.forget(session.id, USER))
+    async with asyncio.timeout(PATIENCE_S):
+        await one.instance.turns.changed.wait()
+    one.instance.leases.withdraw(lease.fence, (session.id, USER), "x1")
+    await forgetting
+    assert one.instance.turns.forgotten == [(session.id, USER)]
+    assert other.instance.queries.ran.count("notify") == 1
 
 
 async def test_a_stop_where_it_runs_needs_no_message(pair: Pair) -> None:

@@ -1,0 +1,185 @@
+"""Redis or Valkey as the bus: pub/sub, of which Postgres takes over whatever it does not deliver."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from ssl import TLSVersion
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from agentic_backend.fleet.bus import Bus
+from agentic_backend.fleet.membership import FleetRules
+from agentic_backend.fleet.messages import Message
+from agentic_backend.settings import RedisSettings
+from backend_kit.aio.retry import Backoff, QuietLog
+
+logger = logging.getLogger(__name__)
+
+_SENDERS: Final = 8
+"""Connections by which messages go out."""
+_SEND_S: Final = 1.0
+"""Seconds for connecting, for each answer, and for a message to go out."""
+_OWN_WORD: Final = "heard at "
+_AWAY: Final = (RedisError, OSError, TimeoutError)
+
+
+class RedisBus:
+    """Implements `Bus`. A channel for each instance, and one for all.
+
+    Redis says how many have got a message. Where those are fewer than there are (`instances`, 0 while nobody has
+    counted), or where it cannot be reached, Postgres carries the message as well, so that nothing depends on Redis but
+    how much Postgres has to do. An instance that does not hear itself any more takes Redis for gone: a connection of
+    which the other side knows nothing is silent, and looks well.
+
+    `on_payload` gets each message, `on_deaf` is called when some may have been missed, `on_heard` with the seconds that
+    a word of this instance took to come back.
+    """
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        me: str,
+        postgres: Bus,
+        *,
+        rules: FleetRules,
+        instances: Callable[[], int],
+        on_payload: Callable[[str], None],
+        on_deaf: Callable[[], None],
+        on_heard: Callable[[float], None] = lambda _seconds: None,
+        on_sent: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_sent` is called for each message that Redis has taken."""
+        self.up = False
+        """Whether this instance hears itself."""
+        self._postgres = postgres
+        self._rules = rules
+        self._instances = instances
+        self._on_payload = on_payload
+        self._on_deaf = on_deaf
+        self._on_heard = on_heard
+        self._on_sent = on_sent
+        self._clock = clock
+        self._all = f"{settings.prefix}:fleet"
+        self._mine = self._channel_of(me)
+        self._client = connect(settings)
+        self._sending = asyncio.Semaphore(_SENDERS)
+        self._log = QuietLog(logger)
+
+    async def send(self, message: Message) -> None:
+        """See `Bus`."""
+        if not await self._published(message):
+            await self._postgres.send(message)
+
+    async def hear(self) -> None:
+        """Hear the others until cancelled. Spawn it with `restart=True`."""
+        backoff, task = Backoff(longest_s=1.0), asyncio.current_task()
+        assert task is not None
+        while True:
+            try:
+                async with self._client.pubsub(push_handler_func=_ignore) as subscribed:
+                    await self._hear(subscribed, backoff)
+            except _AWAY as error:
+                if task.cancelling():
+                    raise asyncio.CancelledError from error  # the library's clean-up has failed in its place
+                self._log.warning("away", "redis is away (%s): postgres carries its messages", type(error).__name__)
+            finally:
+                self._lose()
+            await asyncio.sleep(backoff.next_s())
+
+    async def aclose(self) -> None:
+        """Close every connection. Hear no more before."""
+        await self._client.aclose()
+
+    async def _published(self, message: Message) -> bool:
+        """Whether all to whom it goes have it."""
+        if not self.up:
+            return False
+        channel = self._channel_of(message.to) if message.to else self._all
+        try:
+            async with asyncio.timeout(_SEND_S), self._sending:
+                reached = await self._client.publish(channel, message.encode())
+        except _AWAY as error:
+            self._log.warning("send", "redis has not taken a message (%s)", type(error).__name__)
+            return False
+        self._on_sent()
+        there = 1 if message.to else self._instances()
+        return reached >= there > 0
+
+    async def _hear(self, subscribed: PubSub, backoff: Backoff) -> None:
+        """Hear until an error, or until this instance has not heard itself for too long."""
+        await subscribed.subscribe(self._all, self._mine)
+        heard_at = begun_at = self._clock()
+        due_at = begun_at
+        words: dict[str, float] = {}
+        while True:
+            now = self._clock()
+            if now >= due_at:
+                due_at = now + self._rules.beat_s
+                word = f"{_OWN_WORD}{now!r}"
+                words[word] = now
+                await self._client.publish(self._mine, word)
+            elif now - heard_at > self._rules.deaf_s:
+                raise TimeoutError
+            came = await subscribed.get_message(ignore_subscribe_messages=True, timeout=due_at - now)
+            if came is None:
+                continue
+            payload = came["data"].decode(errors="replace")
+            if (said_at := words.pop(payload, None)) is None:
+                self._on_payload(payload)
+                continue
+            heard_at = self._clock()
+            self._on_heard(heard_at - said_at)
+            if not self.up:
+                self.up = True
+                backoff.reset()
+                self._on_deaf()  # what was said before the subscription nobody has heard
+
+    def _lose(self) -> None:
+        if self.up:
+            self.up = False
+            self._on_deaf()
+
+    def _channel_of(self, instance: str) -> str:
+        return f"{self._all}:{instance}"
+
+
+def connect(settings: RedisSettings) -> Redis:
+    """A client of the server, or of what the Sentinels say is the primary. It connects with its first command, and
+    tries none again: who uses it knows better what to do."""
+    answers: dict[str, Any] = {
+        "socket_timeout": _SEND_S,
+        "socket_connect_timeout": _SEND_S,
+        "retry": Retry(NoBackoff(), 0),
+        # Nothing that comes unasked, which only the third version of the protocol has.
+        "protocol": 2,
+    }
+    if settings.tls:
+        answers |= {"ssl": True, "ssl_ca_certs": settings.ca_file, "ssl_min_version": TLSVersion.TLSv1_2}
+    user: dict[str, Any] = {"username": settings.username, "password": _secret(settings.password)}
+    # Beside those that send at once: one by which it hears, and one for its own word.
+    client = {**answers, **user, "max_connections": _SENDERS + 2, "client_name": "turnwise-agentic"}
+    hosts = settings.host.split(",")
+    if settings.sentinel_set is None:
+        return Redis(host=hosts[0], port=settings.port, **client)
+    watchers = {"username": settings.sentinel_username, "password": _secret(settings.sentinel_password)}
+    places = [(host, settings.port) for host in hosts]
+    untyped: Any = Sentinel
+    sentinels = untyped(places, sentinel_kwargs={**answers, **watchers})
+    primary: Redis = sentinels.master_for(settings.sentinel_set, **client)
+    return primary
+
+
+def _secret(value: Any) -> str | None:
+    return None if value is None else str(value.get_secret_value())
+
+
+def _ignore(_pushed: object) -> None:
+    """Without a function for what the server pushes the library adds a handler of its own to the log."""
