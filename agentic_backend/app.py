@@ -199,16 +199,19 @@ class AgenticService(Service[AgenticSettings, State]):
             state.fleet.begin_drain()
         self._draining = state.turns.baseline.draining = state.turns.unkept.draining = True
         logger.info("drain 1/5: not ready any more; new sockets and asks are refused")
+        begun_at, drain_s = time.monotonic(), self._settings.deadlines.drain_s
         leaving = state.hub.begin_drain()
         logger.info("drain 2/5: %d idle sockets closed with 1012", leaving)
         async with asyncio.TaskGroup() as group:
-            drain_s = self._settings.deadlines.drain_s
             drains = [group.create_task(turns.drain(drain_s)) for turns in state.turns.registries]
         cancelled = sum(drain.result() for drain in drains)
         logger.info("drain 3/5: running turns have ended, %d of them cancelled at the deadline", cancelled)
         for end in state.doors.at_drain:
             await end()
-        cut = await state.hub.wait_empty(_SOCKETS_LEAVE_S)
+        # Streams of doors that cannot be taken up elsewhere have the rest of a turn that has moved from here.
+        moved = any(turns.mirrors for turns in state.turns.registries)
+        left_s = drain_s - (time.monotonic() - begun_at) if moved else 0.0
+        cut = await state.hub.wait_empty(max(left_s, _SOCKETS_LEAVE_S))
         logger.info("drain 4/5: all sockets closed, %d of them cut", cut)
         left = await state.persistence.flush(_FLUSH_S)
         logger.info("drain 5/5: history flushed, %d records left", left)

@@ -12,6 +12,7 @@ from agentic_backend.agent.run import (
     AgentRun,
     AgentState,
     FinishReason,
+    MovesOn,
     TurnAgent,
     TurnAgents,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "FinishReason",
     "HistoryItem",
     "Hosting",
+    "MovesOn",
     "ResumedRun",
     "SavedRun",
     "TaskAnswer",

@@ -1,6 +1,6 @@
 """The input and output of an agent's run: the only types that `session` and `agent` share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -35,6 +35,9 @@ class AgentRun:
     results (`HistoryItem`), and `message` is empty where it ends with such results. `client_tools` are functions that
     the client offers, each with `name`, `description`, `parameters`; only an agent with `client_tools` gets any. A turn
     that is not `kept` leaves nothing behind: no history, no state, no run that waits for a person.
+
+    An agent whose restart is `from_checkpoint` raises `MovesOn` behind a step once `moves()` says that another instance
+    is to go on: it is asked for the first time when this process ends.
     """
 
     session_id: str
@@ -54,6 +57,11 @@ class AgentRun:
     checkpoint: str = ""
     client_tools: Sequence[Mapping[str, Any]] = ()
     kept: bool = True
+    moves: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+
+
+class MovesOn(Exception):
+    """The run has stopped behind a step, all of which is in its state: another instance goes on with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,13 @@ class Outbox:
         return bool(self.follows or self.waiting)
 
     @property
+    def held(self) -> bool:
+        """Whether it waits for anything before it closes: at the end of the process not for a turn that goes on at
+        another instance, where its client finds it."""
+        ends = self.closing is not None and self.closing.reads_on
+        return bool(self.waiting) or any(not (ends and follow.turn.let_go) for follow in self.follows)
+
+    @property
     def sessions(self) -> set[str]:
         """Ids of the sessions whose turns are followed or wait."""
         return {follow.turn.ask.session_id for follow in self.follows} | {ask.session_id for ask in self.waiting}

@@ -217,7 +217,7 @@ class ChatSocket:
 
     def _all_sent(self) -> bool:
         for follow in self.outbox.follows:
-            if follow.turn.ended:
+            if follow.turn.ended or not self.outbox.held:
                 return False
             while frames := self._dialect.take_frames(follow):
                 if not self._send_now(frames):
@@ -246,7 +246,7 @@ class ChatSocket:
                     await self._send(frames)
                 if follow.turn.ended:
                     self._done_with(follow)
-            if outbox.closing is not None and not outbox.frames and (leaving or not outbox.busy):
+            if outbox.closing is not None and not outbox.frames and (leaving or not outbox.held):
                 if outbox.closing.final_frame:
                     await self._send([outbox.closing.final_frame])
                 # Another closing may have replaced this one meanwhile: its code is the one to send.

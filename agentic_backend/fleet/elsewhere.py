@@ -15,7 +15,7 @@ from agentic_backend.fleet.bus import Bus
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import Membership
 from agentic_backend.fleet.messages import Message
-from agentic_backend.fleet.statements import HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, VOID_LEASE
+from agentic_backend.fleet.statements import HAND_OVER, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, TAKERS, VOID_LEASE
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.persist.queries import Queries
@@ -171,6 +171,24 @@ class FleetTurns:
                 told_again = True
                 await self._surest.send(forget)
             await asyncio.sleep(_FORGET_PAUSE_S)
+
+    async def has_takers(self) -> bool:
+        """See `Elsewhere`."""
+        asked = {"me": self._me, "gap_s": self._membership.rules.gap_s}
+        try:
+            ((takers,),) = await self._queries.fetch("takers", TAKERS, asked)
+        except HistoryUnavailable:
+            return False
+        return bool(takers)
+
+    async def hand_over(self, session_id: str, user_id: str, exchange_id: str) -> None:
+        """See `Elsewhere`."""
+        self._leases.lose((session_id, user_id))
+        # Where a spool may have its end, only who has that spool goes on with it, until this instance has left.
+        if not self._membership.identity.keeps_spool:
+            asked = {"session_id": session_id, "me": self._me, "exchange_id": exchange_id}
+            with suppress(HistoryUnavailable):
+                await self._queries.fetch("hand_over", HAND_OVER, asked)
 
     async def tell_changed(self, session_id: str, user_id: str) -> None:
         """See `Elsewhere`."""

@@ -65,6 +65,13 @@ WHERE session_id = :session_id AND fence = :fence AND exchange_id = :exchange_id
 RETURNING session_id
 """)
 
+# Nobody has this id: whoever looks for turns of the dead takes it at once, and counts a death, which was none.
+HAND_OVER = text("""
+UPDATE session_lease SET holder = '', deaths = deaths - 1
+WHERE session_id = :session_id AND holder = :me AND exchange_id = :exchange_id
+RETURNING session_id
+""")
+
 # What its holder remembers of a session is right no more: it finds out with its next question, and reads it again.
 VOID_LEASE = text("""
 UPDATE session_lease SET fence = fence + 1
@@ -133,4 +140,9 @@ NOTIFY = text("SELECT pg_notify(:channel, :message)")
 
 INSTANCES = text("""
 SELECT count(*) FILTER (WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)) AS alive FROM instance
+""")
+
+TAKERS = text("""
+SELECT count(*) FROM instance
+WHERE id <> :me AND NOT draining AND heartbeat_at > clock_timestamp() - make_interval(secs => :gap_s)
 """)

@@ -167,6 +167,11 @@ class TurnRegistry:
         """The exchange ids of the turns that run here, or wait to."""
         return [turn.ask.exchange_id for turn in self._turns.values()]
 
+    @property
+    def mirrors(self) -> int:
+        """How many turns of other instances are told here, or of history."""
+        return len(self._mirrors)
+
     def let_go(self) -> None:
         """End every run without an end: other instances may go on with them."""
         for turn in list(self._turns.values()):
@@ -339,9 +344,15 @@ class TurnRegistry:
     async def drain(self, deadline_s: float) -> int:
         """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled.
 
-        Of an earlier process' turns, those that have not begun to run again are left interrupted at once.
+        Of an earlier process' turns, those that have not begun to run again are left interrupted at once. Where another
+        instance is there to go on, turns whose agents keep steps move there behind the next one, and none that may move
+        is cancelled.
         """
         self.draining = True
+        elsewhere = self._runner.elsewhere
+        moving = elsewhere is not None and await elsewhere.has_takers()
+        for turn in self._turns.values():
+            turn.moves_after_step = moving
         for turn in list(self._turns.values()):
             if turn.cut is not None and self._restarts is not None:
                 self._restarts.leave(turn)
@@ -350,10 +361,14 @@ class TurnRegistry:
                 await self._quiet.wait()
         except TimeoutError:
             left = list(self._turns.values())
-            for turn in left:
+            moved = [turn for turn in left if moving and turn.may_move]
+            for turn in moved:
+                turn.abandon()
+            stopped = [turn for turn in left if turn not in moved]
+            for turn in stopped:
                 turn.cancel()
             await self._wait_quiet(self._rules.cancelled_end_s)
-            return len(left)
+            return len(stopped)
         return 0
 
     async def _wait_quiet(self, deadline_s: float) -> None:
@@ -444,6 +459,9 @@ class TurnRegistry:
                 await self._follow_elsewhere(key, turn)
         except LeaseLost:
             slot.known = None
+            if self.draining and turn.may_move and self._runner.elsewhere is not None:
+                ask = turn.ask
+                await self._runner.elsewhere.hand_over(ask.session_id, ask.user_id, ask.exchange_id)
             await self._follow_elsewhere(key, turn)
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one publishes its own end.

@@ -189,6 +189,13 @@ class Elsewhere(Protocol):
     async def forget(self, session_id: str, user_id: str) -> None:
         """Have all others stop the session's turns and drop its state; waits a while for a turn that runs."""
 
+    async def has_takers(self) -> bool:
+        """Whether another instance would go on with what this one leaves. Never raises."""
+
+    async def hand_over(self, session_id: str, user_id: str, exchange_id: str) -> None:
+        """Have another instance go on with a turn that this one has let go of. Never raises: without it they find it
+        when this instance has left."""
+
     async def tell_changed(self, session_id: str, user_id: str) -> None:
         """Have all others take over a title or preferences that were stored: who asks after this, wherever, finds them.
         Never raises, and may then have told it late."""

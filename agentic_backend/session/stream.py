@@ -439,6 +439,10 @@ class Turn:
         self.cancel_requested = False
         # Another instance may go on with it: it has no end here but what that, or storage, says.
         self.let_go = False
+        # Other instances have its question, and may run its agent again.
+        self.may_move = False
+        # It is to go on at one of them once its agent has finished a step.
+        self.moves_after_step = False
         # A turn that was taken over waits for its session: it was accepted before this one, which has no lease yet.
         self.gives_way = False
         # It counts among those that its user has in progress.

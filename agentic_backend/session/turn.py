@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from agentic_backend.agent import AgentAnswer, AgentRun, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
+from agentic_backend.agent import AgentAnswer, AgentRun, MovesOn, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
 from agentic_backend.agent.people import answers_for, outcome_of, run_of
 from agentic_backend.errors import (
     Conflict,
@@ -413,6 +413,7 @@ class TurnRunner:
 
     async def _run_accepted(self, exchange: Exchange, begun: AskRecord, prepared: _Prepared, ledger: Ledger) -> Session:
         turn = exchange.turn
+        turn.may_move = self._leases is not None and begun.rerun is not None
         with phase("turn_open"):
             if turn.cut is not None:
                 self._metrics.turns_restarted.inc()
@@ -495,6 +496,7 @@ class TurnRunner:
             checkpoint=prepared.checkpoint,
             client_tools=ask.client_tools if prepared.agent.client_tools else (),
             kept=self._rules.kept,
+            moves=lambda: exchange.turn.moves_after_step and exchange.turn.may_move,
         )
         try:
             with phase("stream_agent_response"):
@@ -519,6 +521,9 @@ class TurnRunner:
             if exchange.turn.let_go:
                 raise LeaseLost from None
             return _Ending("cancelled")
+        except MovesOn:
+            exchange.turn.mirror_from_now_on(run_over=True)
+            raise LeaseLost from None
         except LeaseLost:
             raise
         except Exception:

@@ -37,6 +37,10 @@ SLOW = "mock;ttft=300;gap=300;tokens=14"
 _CALLS_LATE = "mock;tool=add;ttft=5000"
 """A model that calls a tool while its instance stands still."""
 SILENT = "mock;ttft=600000"
+_LONG = "mock;ttft=300;gap=280;tokens=25"
+"""One of 7.3 s."""
+_DRAIN_S = 5.0
+"""As the configuration of every scenario has it."""
 _TAKEOVER_S = 12.0
 CANCEL_MS = 500.0
 
@@ -70,6 +74,41 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
             report = await _settle(services, http, ledger)
     what = f"{by}kill -9 x {kills} of one of 3 instances, Postgres restarted once, {clients} clients"
     return [*_death_rows(what, found, report, min(struck)), *_takeover_rows(found.takeovers, size)]
+
+
+async def rolling(deployment: Deployment, size: Size) -> list[Row]:
+    """A deploy: 60 clients, 3 instances, each ended in order and started again, one after the other. An answer takes
+    longer than a drain."""
+    rounds, clients = size.pick(1, 5), 60
+    draw = deployment.draw("rolling")
+    ledger, took_s, codes = Ledger(), [], []
+    async with _fleet(deployment, 3, model=_LONG) as services, rest_client() as http:
+        sessions = [await create_session(http, services[0].address) for _ in range(clients)]
+        async with travellers([service.address for service in services], ledger, draw, sessions, pause_s=1.0) as crowd:
+            await crowd.answered(clients)
+            for service in [*services] * rounds:
+                begun = perf_counter()
+                service.send(signal.SIGTERM)
+                codes.append(await service.ended())
+                took_s.append(perf_counter() - begun)
+                await service.start()
+                await asyncio.sleep(1.0)
+            await crowd.pause()
+            found = crowd.findings()
+            report = await _settle(services, http, ledger)
+    what = f"a deploy x {rounds} of 3 instances, {clients} clients"
+    return [
+        loss_row(ID, what, report),
+        none_of(ID, f"{what}: asks that did not end in final", found.asks - found.finals, of=found.asks, unit="asks"),
+        all_of(ID, f"{what}: asks with exactly one end", found.one_end, of=found.asks, unit="asks"),
+        none_of(ID, f"{what}: numbers that fall back, answers that are not what was shown", found.odd, of=found.asks,
+                unit="asks"),
+        none_of(ID, f"{what}: stored twice", report.duplicated, of=report.acked, unit="turns"),
+        at_least(ID, f"{what}: turns that went on at another instance", found.restarted, 1, "turns"),
+        exactly(ID, f"{what}: instances that ended with another code than 0", sum(map(bool, codes)), 0),
+        at_most(ID, f"{what}: the longest end of an instance (drain_s: {_DRAIN_S:.0f})", max(took_s),
+                (_DRAIN_S + 2.0) * (2 if size.short else 1), "s"),
+    ]  # fmt: skip
 
 
 def _death_rows(what: str, found: Findings, report: Report, struck: int) -> list[Row]:

@@ -111,6 +111,7 @@ SCENARIOS = (
     Scenario(("fleet",), fleet.standing_still, 50, kind=WAITING),
     Scenario(("fleet",), fleet.without_postgres, 32, kind=WAITING),
     Scenario(("fleet",), fleet.cancelled, 10, kind=WAITING),
+    Scenario(("fleet",), fleet.rolling, 45, kind=WAITING),
     Scenario(("fleet",), bus.deaths, 50, kind=WAITING),
     Scenario(("fleet",), bus.troubles, 60, kind=WAITING),
 )

@@ -87,6 +87,8 @@ class Findings:
     """Asks whose numbers fell back, or whose text was not that of the answer."""
     takeovers: list[float]
     """Seconds."""
+    restarted: int
+    """Asks that were run again, wherever."""
     ends: dict[str, int]
     """Accepted asks that ended otherwise, by how."""
 
@@ -164,6 +166,7 @@ class Travellers:
             one_end=sum(journey.ends == 1 for journey in self.journeys),
             odd=sum(journey.disorder > 0 or journey.differs for journey in self.journeys),
             takeovers=[found for journey in self.journeys if (found := journey.takeover_s) is not None],
+            restarted=sum(bool(journey.restarts) for journey in self.journeys),
             ends={end or "no end": others.count(end) for end in set(others)},
         )
 

@@ -8,9 +8,11 @@ from contextlib import closing, contextmanager, nullcontext
 
 import psycopg
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from tests.agentic_backend.llm.scripted import DONE, SSE_HEAD, finish, status, token, usage
 from tests.hosted.stage import agents, answer, ask, talk, text_of, told
+from tests.support.fleet import MANY
 from tests.support.following import after, heard, last_seq, over_socket, over_stream, transcript
 from tests.support.patience import PATIENCE_S
 from tests.support.service import hear_until, say
@@ -256,6 +258,50 @@ async def test_a_process_killed_in_the_middle_of_a_turn(start_process, stage, re
             expected = said_in_history(history[:2])
         await talk(service, ask(session_id, "Tools", "Thanks"))
         assert stage.asked() == [*expected, ("user", "Thanks")]
+
+
+class Late:
+    """A model that answers so once the test says so."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.go = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def __call__(self, write):
+        self.asked.set()
+        await self.go.wait()
+        await self.answer(write)
+
+
+async def test_an_ending_instance_hands_a_graph_over_behind_the_step_that_it_is_in(start_process, stage, database):
+    """What its model has said is not asked for again, and its tool runs once, elsewhere."""
+    late = Late(ADDS)
+    stage.play(late, says("It is ", "5."), says("Thanked."))
+    sections = on(stage, **MANY)
+    async with start_process(**sections) as one, start_process(**sections) as other:
+        session_id = await one.create_session(agent_id="Tools")
+        asked = ask(session_id, "Tools", "Add 2 and 3")
+        async with one.native() as socket:
+            await say(socket, **asked)
+            await late.asked.wait()
+            one.process.send(signal.SIGTERM)
+            await one.line("drain 2/5")
+            late.go.set()
+            with pytest.raises(ConnectionClosed) as closed:
+                await hear_until(socket, "final")
+            assert closed.value.rcvd.code == 1012
+        assert await one.ended() == 0
+        history = await until_answered(other, session_id, "It is 5.")
+        assert [told(message) for message in history] == [
+            ("user", "Add 2 and 3"),
+            ("thought", "Let me see."),
+            ("tool_call", 'add({"a": 2, "b": 3})'),
+            ("tool_result", "5"),
+            ("final", "It is 5."),
+        ]
+        await talk(other, ask(session_id, "Tools", "Thanks"))
+        assert stage.asked() == [*said_in_history(history), ("user", "Thanks")]
 
 
 @pytest.mark.parametrize("known", [True, False])

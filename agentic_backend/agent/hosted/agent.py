@@ -29,7 +29,7 @@ from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
 from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.people import answers_for, question_for, run_of
-from agentic_backend.agent.run import AgentAnswer, AgentRun
+from agentic_backend.agent.run import AgentAnswer, AgentRun, MovesOn
 from agentic_backend.errors import BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.events import Custom
 from agentic_backend.llm.observer import LlmObserver, Unobserved
@@ -210,7 +210,7 @@ class HostedAgent:
         # What a graph's author has set counts: create_agent lets a loop of tools run until its turn is over.
         if (own := (graph.config or {}).get("recursion_limit")) is not None:
             config["recursion_limit"] = own
-        outcome = _Outcome()
+        outcome, moves = _Outcome(), False
         how: dict[str, Any] = {"durability": self.settings.durability} if saver is not None else {}
         watch.begin()
         try:
@@ -226,6 +226,10 @@ class HostedAgent:
             async with aclosing(stream) as events:
                 async for namespace, mode, data in events:
                     outcome.take(namespace, mode, data, run)
+                    # The graph's own values come behind each of its steps, before the next one begins.
+                    if mode == "values" and not namespace and saver is not None and run.moves():
+                        moves = True
+                        break
         except GraphRecursionError as failure:
             raise TurnFailed("recursion limit") from failure
         except Exception as failure:
@@ -235,6 +239,8 @@ class HostedAgent:
             raise
         finally:
             watch.end()
+        if moves:
+            raise MovesOn
         return outcome
 
     def _answer(self, turn: HostedTurn, thread: str, values: Any, watch: Watch) -> AgentAnswer:

@@ -377,6 +377,33 @@ async def test_a_delete_that_the_bus_has_lost_is_told_again(join: Join) -> None:
     assert other.instance.queries.ran.count("notify") == 1
 
 
+async def test_what_is_handed_over_is_taken_at_once_and_counts_no_death(pair: Pair, database: Database) -> None:
+    one, other = pair
+    assert await one.elsewhere.has_takers()
+    session = await new_session(one.instance.persistence)
+    await one.begin(session, "x1")
+    deaths = "SELECT holder, exchange_id, runs, deaths FROM session_lease"
+    for run, (leaves, stays) in enumerate([(one, other), (other, one), (one, other)], 1):
+        await leaves.elsewhere.hand_over(session.id, USER, "x1")
+        looking = stays.instance.spawn(stays.instance.takeover.look_for_dead)
+        name = stays.instance.name
+        await until(lambda name=name, run=run: rows(database.dsn, deaths) == [(name, "x1", run, 0)])  # type: ignore[misc] # bound now
+        looking.cancel()
+        await asyncio.wait([looking])
+        stays.instance.turns.begin(session, "x1")
+
+
+async def test_nobody_takes_what_an_instance_leaves_that_drains_or_is_alone(pair: Pair, database: Database) -> None:
+    one, other = pair
+    other.instance.membership.draining = True
+    await until(lambda: rows(database.dsn, "SELECT draining FROM instance WHERE id = 'other'") == [(True,)])
+    assert not await one.elsewhere.has_takers()
+    assert await other.elsewhere.has_takers()
+    await one.instance.membership.leave()
+    one.instance.queries.failing.append("takers")
+    assert not await one.elsewhere.has_takers()  # Postgres is away: nobody knows
+
+
 async def test_a_stop_where_it_runs_needs_no_message(pair: Pair) -> None:
     one, _ = pair
     session = await new_session(one.instance.persistence)

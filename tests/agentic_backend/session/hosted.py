@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from agentic_backend.agent import AgentAnswer, AgentRun, SavedRun, Waiting
+from agentic_backend.agent import AgentAnswer, AgentRun, MovesOn, SavedRun, Waiting
 from agentic_backend.errors import NotAwaiting
 from agentic_backend.events import Delta
 from agentic_backend.settings import Restart
@@ -41,6 +41,8 @@ class Hosted:
         if self.asks:
             raise Waiting({"question": "Sure?", "checkpoint_id": "c1"})
         await self.gate.wait()
+        if run.moves():
+            raise MovesOn
         return AgentAnswer("Half")
 
     async def claim(self, _session_id: str, run_id: str) -> SavedRun:

@@ -99,7 +99,7 @@ class Others:
     """The other instances as one sees them: what it asks of them, and whether one of them has the turn that it mirrors.
 
     That turn ends once `gate` is set. `runs` is what they say to run, `away` whether Postgres is, `waits` whether
-    the end of the turn waits for it.
+    the end of the turn waits for it, `takers` whether any takes what is `handed` over.
     """
 
     def __init__(self, *, has: bool = True) -> None:
@@ -113,6 +113,8 @@ class Others:
         self.mirrored: list[Turn] = []
         self.forgot: list[str] = []
         self.told: list[str] = []
+        self.takers = False
+        self.handed: list[str] = []
 
     async def mirror(self, turn: Turn) -> bool:
         self.mirrored.append(turn)
@@ -137,6 +139,12 @@ class Others:
 
     async def forget(self, session_id: str, _user_id: str) -> None:
         self.forgot.append(session_id)
+
+    async def has_takers(self) -> bool:
+        return self.takers
+
+    async def hand_over(self, _session_id: str, _user_id: str, exchange_id: str) -> None:
+        self.handed.append(exchange_id)
 
     async def tell_changed(self, session_id: str, _user_id: str) -> None:
         self.told.append(session_id)

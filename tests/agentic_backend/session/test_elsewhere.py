@@ -82,6 +82,46 @@ async def test_a_run_that_is_let_go_ends_without_an_end_and_goes_on_as_another_i
     assert process.registry.find("e1", USER) is None
 
 
+async def test_what_does_not_end_in_time_goes_on_at_another_instance(process, table, others):
+    others.takers = True
+    turn = await speaking(process.ask("e1", "wait"))
+    others.gate.clear()
+    assert await process.registry.drain(0.01) == 0
+    assert others.handed == ["e1"]
+    assert others.mirrored == [turn]  # to clients who cannot go there themselves
+    assert (turn.ended, table.asked, table.history()) == (False, "e1", [])
+    others.gate.set()
+    await ended(turn)
+
+
+@pytest.mark.parametrize("case", ["nobody takes it", "it must not run twice"])
+async def test_what_cannot_move_is_stopped(table, tasks, leases, others, case):
+    others.takers = case == "it must not run twice"
+    restart = "from_question" if case == "nobody takes it" else "never"
+    process = EchoProcess(table, tasks, restart=restart, leases=leases, elsewhere=others)
+    turn = await speaking(process.ask("e1", "wait"))
+    assert await process.registry.drain(0.01) == 1
+    assert isinstance(await ended(turn), Cancelled)
+    assert (others.handed, table.asked) == ([], None)
+
+
+async def test_an_agent_with_steps_moves_behind_the_one_that_it_is_in(table, tasks, leases, others):
+    agent = Hosted("from_checkpoint")
+    others.takers = True
+    process = EchoProcess(table, tasks, agent, leases=leases, elsewhere=others)
+    turn = process.ask("e1")
+    await agent.began()
+    (run,) = agent.runs
+    assert not run.moves()
+    draining = asyncio.create_task(process.registry.drain(PATIENCE_S))
+    await ticks()
+    assert run.moves()
+    agent.gate.set()
+    assert await draining == 0
+    assert others.handed == ["e1"]
+    await ended(turn)
+
+
 async def test_a_run_that_is_let_go_may_be_taken_up_here_again(process, table, others):
     first = await speaking(process.ask("e1", "wait"))
     others.gate.clear()
