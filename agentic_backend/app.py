@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from agentic_backend.rest.answers import ANSWER_PARTS, Answers
 from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
 from agentic_backend.rest.keys import KeyServices
-from agentic_backend.rest.kpi_routes import KpiViews
+from agentic_backend.rest.kpi_routes import KpiViews, view_for_peer
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
 from agentic_backend.rest.scopes import ROUTE_COSTS, SCOPES
@@ -227,6 +227,10 @@ class AgenticService(Service[AgenticSettings, State]):
             return None
         return Forwarder(self._siblings, state.fleet.peers).answer(request)
 
+    async def _view(self, name: str, query: Mapping[str, str]) -> bytes | None:
+        """What another instance asks this one of itself."""
+        return None if self._state is None else await view_for_peer(self._state.chat.views, name, query)
+
     def _give_up(self, exit_code: int) -> None:
         """Drain because the database is not to be had, and set the exit code for that."""
         self.given_up = exit_code
@@ -265,7 +269,9 @@ class AgenticService(Service[AgenticSettings, State]):
         app.router.routes += door_routes(self._settings, lambda: self.running.doors, identify)
         app.router.routes += build_routes(lambda: self.running.chat, identify, base)
         if self._settings.persistence.replicas == "many":
-            app.router.routes += relay_routes(self.relay, base, self.admission.pace_stranger, self._by_sibling)
+            app.router.routes += relay_routes(
+                self.relay, base, self.admission.pace_stranger, self._by_sibling, self._view
+            )
         ChatPage(sign_in_at(self._settings)).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 
@@ -304,7 +310,14 @@ class AgenticService(Service[AgenticSettings, State]):
             figures=persistence.figures,
             public=public_settings(settings),
             answers=Answers(kpi, settings.deadlines.send_s, metrics.limit_hit, by_user(settings, ANSWER_PARTS)),
-            views=KpiViews(turns.windows, runtime.loop.culprits, lambda: runtime.loop.lag_s, operator_roles(settings)),
+            views=KpiViews(
+                turns.windows,
+                runtime.loop.culprits,
+                lambda: runtime.loop.lag_s,
+                operator_roles(settings),
+                settings.app.worker,
+                None if fleet is None else fleet.views,
+            ),
         )
         doors = self._make_doors(
             chat, turns, make_task_writer(settings, groups, kit, kpi).answer, metrics, fleet, tasks

@@ -37,7 +37,7 @@ from knowledge_flow_backend.scopes import ROUTE_COSTS, SCOPES
 from knowledge_flow_backend.search.router import build_router as build_search_router
 from knowledge_flow_backend.search.service import SearchService
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
-from knowledge_flow_backend.wiring import files_at_once, make_embedder, make_ingest, make_passages, make_search
+from knowledge_flow_backend.wiring import make_embedder, make_ingest, make_passages, make_search
 
 if TYPE_CHECKING:
     from backend_kit.mcp import McpDoor
@@ -136,7 +136,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
         runtime = self._observe(kpi, stack)
         tasks = TaskRegistry(kpi.vigil)
         storage = settings.storage
-        writers = files_at_once(settings)
+        writers = settings.processing.files_at_once
         database = IndexDatabase(storage.postgres, storage.vector_store.index, metrics, writers=writers)
         stack.push_async_callback(database.aclose)
         self._open_keys(storage.postgres, metrics, _keys_away, stack)

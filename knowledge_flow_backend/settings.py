@@ -219,6 +219,11 @@ class Processing(Section):
     max_attachment_chars: Annotated[int, Field(ge=20_000, le=10_000_000)] = 200_000
     """Characters of an attachment that are indexed; the rest is cut off. The sender waits while they are embedded."""
 
+    @property
+    def files_at_once(self) -> int:
+        """One file more than parsers: while one is being embedded, another one is read."""
+        return self.workers + 1
+
     @model_validator(mode="after")
     def _chunks_advance(self) -> "Processing":
         if self.chunk_overlap_chars * 2 > self.chunk_size_chars:

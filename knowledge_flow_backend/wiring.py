@@ -47,11 +47,6 @@ _FORM_BYTES = 64 * 1024
 """What a form with one file may have beside the file."""
 
 
-def files_at_once(settings: KnowledgeFlowSettings) -> int:
-    """One file more than parsers: while one is being embedded, another one is read."""
-    return settings.processing.workers + 1
-
-
 def make_embedder(
     settings: KnowledgeFlowSettings, metrics: KnowledgeFlowMetrics, tasks: TaskRegistry
 ) -> LocalEmbedder | OpenAiEmbedder:
@@ -201,7 +196,7 @@ async def make_ingest(
     )
     stack.push_async_callback(pool.aclose)
     intake = Intake(database, lease_s=processing.lease_s)
-    files = files_at_once(settings)
+    files = processing.files_at_once
     rules = IngestRules(
         processing.chunk_size_chars, processing.chunk_overlap_chars, files=files, reserve=_reserve(settings)
     )

@@ -27,12 +27,20 @@ def main(argv: list[str] | None = None) -> int:
         help="make, list and revoke API keys: key create NAME",
         description="Make, list and revoke API keys (docs/keys.md), in the database that the configuration names.",
     )
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at all that the configuration needs, and say what to do",
+        description="Look at all that the configuration needs, from this machine: Postgres, the spool, models, the "
+        "issuer, other services and instances, versions, clocks, limits. Prints a table. Exit code 0: all that is in "
+        "use is ok or slow; 1: something is wrong or away; 2: no file says what to look at.",
+    )
     try:
+        from turnwise import doctor as of_doctor
         from turnwise import key as of_key
         from turnwise import new as of_new
         from turnwise import run as of_run
 
-        for parser_of, module in ((run, of_run), (new, of_new), (key, of_key)):
+        for parser_of, module in ((run, of_run), (new, of_new), (key, of_key), (doctor, of_doctor)):
             module.add_arguments(parser_of)
             parser_of.set_defaults(run_command=module.run_command)
         arguments = sys.argv[1:] if argv is None else argv

@@ -43,12 +43,19 @@ def stored_password(checkout: Path, environ: Mapping[str, str]) -> str | None:
     """The password of the embedded Postgres whose data `choose_home` has placed; None before its first start, and for
     those who may not read it. Creates nothing."""
     try:
-        wanted = environ.get("TURNWISE_HOME")
-        in_checkout = os.geteuid() != 0 or closed_to_others(checkout) is None
-        home = Path(wanted) if wanted else checkout / ".turnwise" if in_checkout else _shared_home(checkout)
-        return (home / PASSWORD_FILE).read_text().strip()
+        return (find_home(checkout, environ) / PASSWORD_FILE).read_text().strip()
     except (OSError, Unusable):
         return None
+
+
+def find_home(checkout: Path, environ: Mapping[str, str]) -> Path:
+    """The data directory that `choose_home` would choose, whether it is there or not. Raises `Unusable` where no place
+    would do."""
+    wanted = environ.get("TURNWISE_HOME")
+    if wanted:
+        return Path(wanted).absolute()
+    in_checkout = os.geteuid() != 0 or closed_to_others(checkout) is None
+    return checkout / ".turnwise" if in_checkout else _shared_home(checkout)
 
 
 def _shared_home(checkout: Path) -> Path:

@@ -42,6 +42,12 @@ class StartPaths:
         return self.home / "log" / "turnwise.log"
 
 
+def environment_of(plan: Plan, home: Path) -> dict[str, str]:
+    """What the programs of a start are given, beside the password of an embedded Postgres."""
+    # The spool belongs to the embedded database, so it lies beside it.
+    return {"TURNWISE_SPOOL_DIR": str(home / "spool"), **plan.environment, "TURNWISE_HOME": str(home)}
+
+
 class Launcher:
     """The child processes of one start, started in order and stopped in reverse."""
 
@@ -50,9 +56,7 @@ class Launcher:
         self._samples = samples
         self._paths = paths
         self._console = console
-        self._environment = {**plan.environment, "PYTHONUNBUFFERED": "1", "TURNWISE_HOME": str(paths.home)}
-        # The spool belongs to the embedded database, so it lies beside it.
-        self._environment.setdefault("TURNWISE_SPOOL_DIR", str(paths.home / "spool"))
+        self._environment = {**environment_of(plan, paths.home), "PYTHONUNBUFFERED": "1"}
         self._stop = asyncio.Event()
         self._refusal: StartRefused | None = None
         self.children: list[Child] = []

@@ -14,6 +14,7 @@ from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
 from agentic_backend.fleet.statements import INSTANCES
 from agentic_backend.fleet.takeover import Takeover
+from agentic_backend.fleet.views import FleetViews
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.mirror import Peers
 from agentic_backend.peers.siblings import Siblings
@@ -33,8 +34,8 @@ _NOTIFIED_A_S: Final = 200.0
 
 
 class Fleet:
-    """What makes this process one of several instances: `leases`, `turns` (Elsewhere), `takeover` (CutOffTurns) and
-    `limits`.
+    """What makes this process one of several instances: `leases`, `turns` (Elsewhere), `takeover` (CutOffTurns),
+    `limits` and `views` (OtherInstances).
 
     `token` opens its relay to the others, `siblings` are those on this host that share its port. Build it on the event
     loop.
@@ -66,6 +67,7 @@ class Fleet:
         self._mirrored = self._alive = 0
         self._crowded = False
         self.peers = Peers(settings.app.base_url, siblings)
+        self.views = FleetViews(persistence.queries, self.membership, self.peers)
         self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending)
         self.takeover = Takeover(
             persistence.queries, self.membership, self.leases, persistence.log, self._note_takeover

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from ssl import TLSVersion
@@ -12,7 +13,7 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
 from agentic_backend.fleet.bus import Bus
 from agentic_backend.fleet.membership import FleetRules
@@ -149,6 +150,31 @@ class RedisBus:
 
     def _channel_of(self, instance: str) -> str:
         return f"{self._all}:{instance}"
+
+
+class BusRefused(Exception):
+    """Redis answers, and will not do: a user, a password or a right."""
+
+
+async def probe(settings: RedisSettings) -> float:
+    """The seconds from a word to Redis until it is heard. Raises `BusRefused`, and OSError where Redis is away."""
+    client = connect(settings)
+    channel = f"{settings.prefix}:fleet:{secrets.token_hex(8)}"
+    try:
+        async with client.pubsub(push_handler_func=_ignore) as subscribed:
+            await subscribed.subscribe(channel)
+            await subscribed.get_message(timeout=_SEND_S)
+            begun = time.perf_counter()
+            await client.publish(channel, _OWN_WORD)
+            if await subscribed.get_message(timeout=_SEND_S) is None:
+                raise BusRefused
+            return time.perf_counter() - begun
+    except (AuthenticationError, AuthorizationError, ResponseError) as error:
+        raise BusRefused from error
+    except RedisError as error:
+        raise OSError from error
+    finally:
+        await client.aclose()
 
 
 def connect(settings: RedisSettings) -> Redis:

@@ -146,3 +146,8 @@ TAKERS = text("""
 SELECT count(*) FROM instance
 WHERE id <> :me AND NOT draining AND heartbeat_at > clock_timestamp() - make_interval(secs => :gap_s)
 """)
+
+ALIVE = text("""
+SELECT id, url, token, draining FROM instance
+WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s) ORDER BY id
+""")

@@ -25,16 +25,17 @@ class Forwarder:
         token = bearer_of(request.scope["headers"])
         if token is None or self._siblings.find(token) is None:
             return None
-        return _Forwarded(self._peers, token, dict(request.query_params))
+        return _Forwarded(self._peers, token, request.url.path, dict(request.query_params))
 
 
 class _Forwarded(Response):
     """Passes an answer on as it comes, its empty lines included: a client that has gone is noticed by the next one."""
 
-    def __init__(self, peers: Peers, token: str, query: Mapping[str, str]) -> None:
+    def __init__(self, peers: Peers, token: str, path: str, query: Mapping[str, str]) -> None:
         super().__init__()
         self._peers = peers
         self._token = token
+        self._path = path
         self._query = dict(query)
         self._gone = self._begun = False
 
@@ -53,7 +54,7 @@ class _Forwarded(Response):
             state["on_gone"](None)
 
     async def _pass_on(self, send: Send) -> None:
-        async with aclosing(self._peers.pass_on(self._token, self._query)) as parts:
+        async with aclosing(self._peers.pass_on(self._token, self._path, self._query)) as parts:
             async for part in parts:
                 if self._gone:
                     return

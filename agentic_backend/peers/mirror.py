@@ -9,12 +9,13 @@ import aiohttp
 from yarl import URL
 
 from agentic_backend.peers.events import MAX_LINE_BYTES, decode_ask, decode_events
-from agentic_backend.peers.relay import HEARTBEAT_S, PATH
+from agentic_backend.peers.relay import HEARTBEAT_S, PATH, VIEWS
 from agentic_backend.peers.siblings import Siblings
 from agentic_backend.session.stream import Ask, Awaiting, Turn, TurnEvent
 from backend_kit.client.connections import Connections, open_session
 
 CONNECT_S: Final = 1.0
+MAX_VIEW_BYTES: Final = 4 << 20
 _HEARTBEATS: Final = 3
 """A peer that says nothing for so many heartbeats is lost."""
 
@@ -42,7 +43,7 @@ class Peers:
         """`base` is the base path of the services; `siblings` are the workers of this host, where there are several. A
         peer gets `connect_s` to accept a connection, and is lost once it has been silent for three times `heartbeat_s`;
         both in seconds."""
-        self._path = base + PATH
+        self._base = base
         self._silence_s = _HEARTBEATS * heartbeat_s
         self._limits = Connections(connect_s=connect_s, pool_s=None, read_s=self._silence_s)
         self._session = open_session(self._limits)
@@ -68,7 +69,10 @@ class Peers:
         query = {"user": user_id, "session": session_id, "exchange": exchange_id, "after": str(after)}
         last: TurnEvent | None = None
         try:
-            async with self._answer(url, token, query) as parts, aclosing(lines_of(parts)) as lines:
+            async with (
+                self._answer(url, token, self._base + PATH, query) as parts,
+                aclosing(lines_of(parts)) as lines,
+            ):
                 head = await anext(lines, b"")
                 asked = decode_ask(head, user_id=user_id, session_id=session_id, exchange_id=exchange_id)
                 if on_ask is not None:
@@ -83,28 +87,44 @@ class Peers:
             raise PeerLost("the turn has no end")
 
     @asynccontextmanager
-    async def _answer(self, url: str, token: str, query: dict[str, str]) -> AsyncGenerator[AsyncIterator[bytes]]:
+    async def _answer(
+        self, url: str, token: str, path: str, query: dict[str, str]
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """The parts of a good answer. Raises `TurnNotThere`, `PeerLost`, and what the client raises."""
-        path = None if self._siblings is None else self._siblings.find(token)
+        own = None if self._siblings is None else self._siblings.find(token)
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         async with AsyncExitStack() as stack:
             session = self._session
-            if path is not None:
-                session = await stack.enter_async_context(open_session(self._limits, unix_socket=path))
+            if own is not None:
+                session = await stack.enter_async_context(open_session(self._limits, unix_socket=own))
             async with asyncio.timeout(self._silence_s):  # also of the look-up of a name
                 response = await session.get(
-                    URL(url.rstrip("/") + self._path), params=query, headers=headers, allow_redirects=False
+                    URL(url.rstrip("/") + path), params=query, headers=headers, allow_redirects=False
                 )
             await stack.enter_async_context(response)
             if response.status != 200:
                 raise TurnNotThere if response.status == 404 else PeerLost(f"HTTP {response.status}")
             yield response.content.iter_any()
 
-    async def pass_on(self, token: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
-        """The answer of the sibling with this token, byte by byte, for an instance of another host, to which all
-        workers of this one have the same address. Raises as `follow`."""
+    async def view(self, url: str, token: str, name: str, query: dict[str, str]) -> bytes:
+        """What the instance at `url` says of itself: JSON of at most 4 MiB. Raises `TurnNotThere`, also where its
+        version has no such view, and `PeerLost`."""
+        said = bytearray()
         try:
-            async with self._answer("http://sibling", token, query) as parts:
+            async with self._answer(url, token, self._base + VIEWS + name, query) as parts:
+                async for part in parts:
+                    said += part
+                    if len(said) > MAX_VIEW_BYTES:
+                        raise PeerLost("a view is too long")
+        except (aiohttp.ClientError, OSError) as error:
+            raise PeerLost(type(error).__name__) from None
+        return bytes(said)
+
+    async def pass_on(self, token: str, path: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
+        """The answer of the sibling with this token on a path, byte by byte, for an instance of another host, to which
+        all workers of this one have the same address. Raises as `follow`."""
+        try:
+            async with self._answer("http://sibling", token, path, query) as parts:
                 async for part in parts:
                     yield part
         except (aiohttp.ClientError, OSError) as error:

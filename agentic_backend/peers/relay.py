@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from fastapi import APIRouter
@@ -19,6 +19,8 @@ from backend_kit.http.direct import DirectRoute
 
 PATH: Final = "/fleet/turns"
 """Below the base path: `GET` with `user`, `session`, `exchange` and `after`, a number of events."""
+VIEWS: Final = "/fleet/kpi/"
+"""Below the base path, with the name of a view: what an instance says of itself."""
 MEDIA_TYPE: Final = "application/x-ndjson"
 HEARTBEAT_S: Final = 2.0
 """After so long without an event an empty line is sent, so that both sides notice where the other has gone."""
@@ -26,6 +28,8 @@ SEND_S: Final = 6.0
 """A peer that takes nothing for so long is cut off."""
 LINE_BYTES: Final = 64 * 1024
 """A line ends with the event that makes it so long."""
+View = Callable[[str, Mapping[str, str]], Awaitable[bytes | None]]
+"""The view of a name, as JSON, for the parameters of a request; None where there is none, or they make no sense."""
 _NOTHING: Final = b"\n"
 HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store, no-transform")]
 
@@ -76,25 +80,43 @@ class TurnRelay:
         return turn if turn is not None and turn.ask.session_id == asked.get("session") else None
 
 
+async def _no_view(_name: str, _query: Mapping[str, str]) -> bytes | None:
+    """There is none."""
+    return None
+
+
 def relay_routes(
     relay: TurnRelay,
     base: str,
     refused: Callable[[str], Awaitable[None]] | None = None,
     others: Callable[[Request], Response | None] = lambda _request: None,
+    view: View = _no_view,
 ) -> list[BaseRoute]:
-    """The route of the relay, below the base path. No document names it. `others` gives the answer of another worker
+    """The routes of the relay, below the base path. No document names them. `others` gives the answer of another worker
     of this host, where the token is that one's. Strangers are answered once `refused`, which gets their address,
-    returns."""
+    returns. `view` gives what this instance says of itself."""
     router = APIRouter(prefix=base, route_class=DirectRoute)
+
+    async def elsewhere(request: Request) -> Response | None:
+        """The answer to who does not show our token."""
+        if relay.knows(request):
+            return None
+        if (answer := others(request)) is not None:
+            return answer
+        if refused is not None:
+            await refused(request.client.host if request.client else "")
+        return Response(status_code=404)
 
     @router.get(PATH, include_in_schema=False)
     async def turns(request: Request) -> Response:
-        if not relay.knows(request):
-            if (answer := others(request)) is not None:
-                return answer
-            if refused is not None:
-                await refused(request.client.host if request.client else "")
-        return relay.answer(request)
+        return await elsewhere(request) or relay.answer(request)
+
+    @router.get(VIEWS + "{name}", include_in_schema=False)
+    async def views(request: Request, name: str) -> Response:
+        if (answer := await elsewhere(request)) is not None:
+            return answer
+        said = await view(name, request.query_params)
+        return Response(status_code=404) if said is None else Response(said, media_type="application/json")
 
     return router.routes
 

@@ -12,6 +12,8 @@ from backend_kit.settings import Postgres
 
 LOCK_KEY: Final = 0x7475_726E_7769_7365
 """The advisory lock of migrations: "turnwise" in ASCII."""
+BATCH_CONNECTIONS: Final = 2
+"""Of the batcher's pool."""
 MIGRATIONS: Final = Migrations(
     scripts=Path(__file__).with_name("migrations"),
     lock_key=LOCK_KEY,
@@ -34,7 +36,7 @@ def request_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
 
 def batch_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
     """The batcher's pool: it and the readers cannot take each other's connections."""
-    rules = PoolRules(2, 0, settings.pool_timeout, settings.pool_recycle, pre_ping=False)
+    rules = PoolRules(BATCH_CONNECTIONS, 0, settings.pool_timeout, settings.pool_recycle, pre_ping=False)
     return Pool("batch", settings, rules, metrics, **_connecting(settings, "batch"))
 
 

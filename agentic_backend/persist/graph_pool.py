@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from agentic_backend.agent.interrupts import strict_serializer
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import LOCK_KEY
-from backend_kit.db.libpq import connect_args
+from backend_kit.db.libpq import connect_args, server_args
 from backend_kit.settings import Postgres
 
 TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
@@ -162,14 +162,9 @@ async def _check(connection: _Connection) -> None:
 
 
 def _pool(settings: Postgres, size: int) -> "AsyncConnectionPool[_Connection]":
-    password = settings.password.get_secret_value() if settings.password else None
     return AsyncConnectionPool(
         kwargs={
-            "host": settings.host,
-            "port": settings.port,
-            "dbname": settings.database,
-            "user": settings.username,
-            "password": password,
+            **server_args(settings),
             "autocommit": True,
             "prepare_threshold": 0,
             "row_factory": dict_row,

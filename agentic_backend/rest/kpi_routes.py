@@ -1,36 +1,67 @@
 """REST of the service's own measurements: its bottleneck, the last minutes, and what blocked the event loop."""
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from importlib.metadata import version
+from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
 
-from agentic_backend.errors import Forbidden
+from agentic_backend.errors import BadRequest, Forbidden
 from agentic_backend.verdict import Slice, Windows, judge, merged
 from agentic_backend.verdict.window import KEPT_S
 from backend_kit.auth import Identity
 from backend_kit.kpi import Culprits
 from backend_kit.kpi.rollup import nearest_rank
+from backend_kit.wire import dumps
 
 _STEP_SLICES: Final = 10
+Instance = Annotated[str | None, Query(max_length=200)]
+"""Of which instance a view tells; none = the one that answers."""
+
+
+class OtherInstances(Protocol):
+    """The instances of a fleet, as one of them knows them. Methods raise `HistoryUnavailable`."""
+
+    @property
+    def me(self) -> str:
+        """The id of this one."""
+        ...
+
+    async def alive(self) -> list[dict[str, Any]]:
+        """Those that live: `id`, `url`, whether each is `draining`, and whether it is the one that answers (`here`)."""
+        ...
+
+    async def view(self, instance: str, name: str, query: Mapping[str, str]) -> bytes | None:
+        """The view of another one, as JSON; None where it does not live, or has no such view."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class KpiViews:
     """What the routes read. `lag_s` is how late the loop is now, in seconds; `operator_roles` are the roles that may
-    read the views, None if everybody may."""
+    read the views, None if everybody may. `worker` is the number of this process among the workers of a service, and
+    `others` are the instances beside it; None where there is only one."""
 
     windows: Windows
     culprits: Culprits
     lag_s: Callable[[], float]
     operator_roles: frozenset[str] | None
+    worker: int | None = None
+    others: OtherInstances | None = None
 
     def open_to(self, identity: Identity) -> bool:
         """Whether this caller may see them."""
         return self.operator_roles is None or not self.operator_roles.isdisjoint(identity.roles)
+
+    @property
+    def whose(self) -> dict[str, Any]:
+        """Of which process they tell."""
+        return {"instance": None if self.others is None else self.others.me, "worker": self.worker}
 
 
 def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
@@ -45,51 +76,107 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
     # A dependency, so that a caller who may see nothing is refused before the query is validated.
     operator = Annotated[KpiViews, Depends(seen_by)]
 
-    @router.get("/kpi/verdict")
-    def verdict(
+    @router.get("/kpi/verdict", response_model=dict[str, Any])
+    async def verdict(
         seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = 60.0,
-    ) -> dict[str, Any]:
+        instance: Instance = None,
+    ) -> Response:
         """Who bounds the service, with the milliseconds of a turn by cause: for operators."""
-        return judge(seen.windows.last(window_s)).json()
+        return await _answer(seen, "verdict", instance, window_s)
 
-    @router.get("/kpi/live")
-    def live(
+    @router.get("/kpi/live", response_model=dict[str, Any])
+    async def live(
         seen: operator,
         window_s: Annotated[float, Query(ge=1, le=KEPT_S)] = float(KEPT_S),
-    ) -> dict[str, Any]:
+        instance: Instance = None,
+    ) -> Response:
         """The last minutes in steps of ten seconds: latencies, lag, verdicts. For operators."""
-        now = time.monotonic()
-        kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
-        whole = merged(kept)
-        # From the newest back, so that the steps do not shift between two requests within one of them.
-        steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
-        return {
-            "now": _wall(0.0),
-            "running": seen.windows.running,
-            "lag_ms": round(seen.lag_s() * 1e3, 3),
-            "whole": {"window_s": round(whole.seconds, 3), "turns": whole.turns, **_latencies(whole)},
-            "steps": [_step(step, now) for step in reversed(steps)],
-        }
+        return await _answer(seen, "live", instance, window_s)
 
-    @router.get("/kpi/stalls")
-    def stalls(seen: operator) -> list[dict[str, Any]]:
+    @router.get("/kpi/stalls", response_model=list[dict[str, Any]])
+    async def stalls(seen: operator, instance: Instance = None) -> Response:
         """Who held the event loop since the start, and for how long: for operators."""
-        now = time.perf_counter()
-        return [
-            {
-                "place": culprit.seen.place,
-                "task": culprit.seen.task,
-                "phase": culprit.seen.phase or None,
-                "agent": culprit.seen.agent or None,
-                "stack": culprit.seen.stack,
-                "stalls": culprit.stalls,
-                "total_ms": round(culprit.total_ms, 1),
-                "worst_ms": round(culprit.worst_ms, 1),
-                "seconds_ago": round(now - culprit.last_at, 1),
-            }
-            for culprit in seen.culprits.top()
-        ]
+        return await _answer(seen, "stalls", instance)
+
+    @router.get("/kpi/instances")
+    async def instances(seen: operator) -> list[dict[str, Any]]:
+        """The instances that live, whose ids the other views take: for operators. None where there is only one."""
+        return [] if seen.others is None else await seen.others.alive()
+
+
+async def _answer(seen: KpiViews, name: str, instance: str | None, window_s: float = float(KEPT_S)) -> Response:
+    """The view of this instance, or of another one. Raises `BadRequest` where no such instance lives."""
+    others = seen.others
+    if instance is None or (others is not None and instance == others.me):
+        said = await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, window_s)))
+    else:
+        found = None if others is None else await others.view(instance, name, {"window_s": repr(window_s)})
+        if found is None:
+            raise BadRequest("no such instance lives", field="instance")
+        said = found
+    return Response(said, media_type="application/json")
+
+
+async def view_for_peer(seen: KpiViews, name: str, query: Mapping[str, str]) -> bytes | None:
+    """The view that another instance asks for; None for an unknown name, or a window that is not kept."""
+    try:
+        window_s = float(query.get("window_s", KEPT_S))
+    except ValueError:
+        return None
+    if name not in _VIEWS or not 1 <= window_s <= KEPT_S:
+        return None
+    return await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, window_s)))
+
+
+def _verdict(seen: KpiViews, window_s: float) -> dict[str, Any]:
+    return {**seen.whose, **judge(seen.windows.last(window_s)).json()}
+
+
+def _live(seen: KpiViews, window_s: float) -> dict[str, Any]:
+    now = time.monotonic()
+    kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
+    whole = merged(kept)
+    # From the newest back, so that the steps do not shift between two requests within one of them.
+    steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
+    return {
+        **seen.whose,
+        "now": _wall(0.0),
+        "running": seen.windows.running,
+        "lag_ms": round(seen.lag_s() * 1e3, 3),
+        "whole": {"window_s": round(whole.seconds, 3), "turns": whole.turns, **_latencies(whole)},
+        "steps": [_step(step, now) for step in reversed(steps)],
+    }
+
+
+def _stalls(seen: KpiViews, _window_s: float) -> list[dict[str, Any]]:
+    now = time.perf_counter()
+    return [
+        {
+            "place": culprit.seen.place,
+            "task": culprit.seen.task,
+            "phase": culprit.seen.phase or None,
+            "agent": culprit.seen.agent or None,
+            "stack": culprit.seen.stack,
+            "stalls": culprit.stalls,
+            "total_ms": round(culprit.total_ms, 1),
+            "worst_ms": round(culprit.worst_ms, 1),
+            "seconds_ago": round(now - culprit.last_at, 1),
+        }
+        for culprit in seen.culprits.top()
+    ]
+
+
+def _about(seen: KpiViews, _window_s: float) -> dict[str, Any]:
+    return {**seen.whose, "version": version("turnwise"), "now": _wall(0.0)}
+
+
+_VIEWS: Final[Mapping[str, Callable[[KpiViews, float], Any]]] = {
+    "verdict": _verdict,
+    "live": _live,
+    "stalls": _stalls,
+    "about": _about,  # for the other instances and the doctor, by the token of this one alone
+}
 
 
 def _latencies(of: Slice) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.pooler import refusal_at_connect, require_session
 from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
-from backend_kit.db.libpq import connect_args
+from backend_kit.db.libpq import connect_args, server_args
 from backend_kit.settings import Postgres
 
 EXIT_TAKEN = 3
@@ -55,8 +56,8 @@ def attempt(settings: Postgres, *, shared: bool) -> Connection:
     psycopg.Error if Postgres is away.
     """
     with ExitStack() as undo:
-        connection = undo.enter_context(closing(_connect(settings, "owner")))
-        with closing(_connect(settings, "probe")) as other:
+        connection = undo.enter_context(closing(connect(settings, "owner")))
+        with closing(connect(settings, "probe")) as other:
             # Before the lock: that of a pooled session would stay with the pooler after our end.
             require_session(settings, connection, other)
         if connection.execute(_TRY[shared], (LOCK_KEY,)).fetchone() == (True,):
@@ -118,26 +119,21 @@ def _lock(directory: Path, wait_s: float) -> SpoolLock:
         time.sleep(_AGAIN_S)
 
 
-def _connect(settings: Postgres, role: str) -> Connection:
+def connect(settings: Postgres, role: str) -> Connection:
+    """A connection outside of all pools, which says that it is that of `role`. Blocks for up to
+    `postgres.connect_timeout`. Raises `PoolerUnusable` where a pooler refuses it, or psycopg.OperationalError."""
     try:
-        return psycopg.connect(**_arguments(settings, role), autocommit=True)  # type: ignore[arg-type]  # libpq's keys
+        return psycopg.connect(**_arguments(settings, role), autocommit=True)
     except psycopg.OperationalError as error:
         if (unusable := refusal_at_connect(settings, error)) is not None:
             raise unusable from None
         raise
 
 
-def _arguments(settings: Postgres, role: str) -> dict[str, str | int | None]:
+def _arguments(settings: Postgres, role: str) -> dict[str, Any]:
     arguments = connect_args(f"turnwise-agentic-{role} {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
-    return {
-        **arguments,
-        "options": f"{arguments['options']} {_SERVER_KEEPALIVES}",
-        "host": settings.host,
-        "port": settings.port,
-        "dbname": settings.database,
-        "user": settings.username,
-        "password": settings.password.get_secret_value() if settings.password else None,
-    }
+    options = f"{arguments['options']} {_SERVER_KEEPALIVES}"
+    return {**arguments, **server_args(settings), "options": options}
 
 
 def _taken_text(settings: Postgres, holder: tuple[object, ...] | None) -> str:

@@ -27,6 +27,12 @@ _LAZY_S = 0.05
 _FREE_SHARE = 0.05
 _FREE_BYTES = 1024**3
 
+
+def least_free(total: int) -> float:
+    """Bytes that a disk of so many must have free for new turns: 5 % of it, or 1 GiB if that is less."""
+    return min(_FREE_SHARE * total, _FREE_BYTES)
+
+
 OnCommit = Callable[[float], None]
 """Called on the event loop with the seconds of each commit that somebody waited for, its flush included."""
 
@@ -140,7 +146,7 @@ class Spool:
         except FileNotFoundError:
             self.disk_low = True
             return
-        least, size = min(_FREE_SHARE * disk.total, _FREE_BYTES), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
+        least, size = least_free(disk.total), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
         reserve = self._file.reserve
         if reserve.held or disk.free >= least + size:
             try:

@@ -39,6 +39,15 @@ class KeyWaits:
     first_retry_s: float = 1.0
 
 
+class IssuerUnfit(ValueError):
+    """What the issuer publishes cannot be used: the `reason`, and what to do (`remedy`), in words of ours."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
 class IssuerKeys:
     """Keys by their `kid`. Only `refresh_keys` fetches: `find` waits for it, however many ask at once.
 
@@ -99,7 +108,7 @@ class IssuerKeys:
         self._began, self._fetching = self._clock(), True
         try:
             async with asyncio.timeout(self._waits.fetch_s):
-                self._keys = await self._fetch(http)
+                self._keys = await self.fetch(http)
             self.reachable = True
         except (aiohttp.ClientError, OSError, ValueError) as failure:  # TimeoutError is an OSError
             self._discovered, self.reachable = None, False
@@ -111,7 +120,9 @@ class IssuerKeys:
             waiting, self._fetched = self._fetched, asyncio.Event()
             waiting.set()
 
-    async def _fetch(self, http: aiohttp.ClientSession) -> dict[str, jwt.PyJWK]:
+    async def fetch(self, http: aiohttp.ClientSession) -> dict[str, jwt.PyJWK]:
+        """What the issuer publishes now: its usable keys by their `kid`, at least one. Raises aiohttp's ClientError or
+        OSError where it is away, `IssuerUnfit`, and ValueError for any other answer that is none."""
         url = self._jwks_url or self._discovered
         if url is None:
             discovery = await _get(http, f"{self.issuer}/.well-known/openid-configuration")
@@ -120,14 +131,16 @@ class IssuerKeys:
         listed = entries if isinstance(entries, list) else []
         keys = {entry["kid"]: key for entry in listed if (key := self._usable(entry))}
         if not keys:
-            raise ValueError("no usable key")
+            known = "security.user.algorithm: what it signs with; a key needs a kid, and for RSA 2048 bits"
+            raise IssuerUnfit(f"no usable key for {self.algorithm}", known)
         return keys
 
     def _address_in(self, discovery: dict[str, Any]) -> str:
         url = discovery.get("jwks_uri")
         same = isinstance(url, str) and urlsplit(url)[:2] == urlsplit(self.issuer)[:2]
         if not isinstance(url, str) or not same or discovery.get("issuer") != self.issuer:
-            raise ValueError("the discovery document is of another issuer, or names another place")
+            told = "security.user.realm_url: exactly the iss of its tokens; jwks_url, where its keys are elsewhere"
+            raise IssuerUnfit("its discovery document is of another issuer, or names another place", told)
         return url
 
     def _usable(self, entry: Any) -> jwt.PyJWK | None:

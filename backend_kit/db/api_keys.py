@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # ruff: noqa: S608 - the columns are a constant of this module
 
 POOL: Final = "keys"
+KEY_CONNECTIONS: Final = 2
+"""At most, of one process."""
 _TIMEOUT_MS: Final = 2000
 _WAIT_S: Final = 2.0
 _NO_TABLE: Final = "42P01"
@@ -130,7 +132,8 @@ class PostgresKeys:
 
 def key_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
     """A pool of its own, opened when the first key comes: a look-up must not wait behind what requests read."""
-    rules = PoolRules(1, 1, _WAIT_S, settings.pool_recycle, settings.pool_pre_ping, autocommit=True, in_ledger=False)
+    recycle_s, pre_ping = settings.pool_recycle, settings.pool_pre_ping
+    rules = PoolRules(1, KEY_CONNECTIONS - 1, _WAIT_S, recycle_s, pre_ping, autocommit=True, in_ledger=False)
     args: dict[str, Any] = connect_args("turnwise-keys", settings.connect_timeout, _TIMEOUT_MS)
     return Pool(POOL, settings, rules, metrics, connect_args=args)
 

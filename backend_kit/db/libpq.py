@@ -3,8 +3,21 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from backend_kit.settings import Postgres
+
 STATEMENT_TIMEOUT_MS: Final = 5000
 MIGRATION_TIMEOUT_MS: Final = 600_000
+
+
+def server_args(settings: Postgres) -> dict[str, Any]:
+    """Arguments of `psycopg.connect` that say where the database is, and as whom to come. They hold the password."""
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "dbname": settings.database,
+        "user": settings.username,
+        "password": settings.password.get_secret_value() if settings.password else None,
+    }
 
 
 def connect_args(

@@ -14,6 +14,7 @@ from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch, Uplo
 
 LOCK_KEY: Final = 0x6B6E_6F77_666C_6F77
 """The advisory lock of migrations and of the first write: "knowflow" in ASCII."""
+SCRIPTS: Final = Path(__file__).with_name("migrations")
 WRITE_TIMEOUT_MS: Final = 120_000
 HNSW_SEARCH: Final = 100
 """Size of the candidate list of a search in the vectors' graph; pgvector's 40 is below our 50 candidates."""
@@ -24,6 +25,11 @@ _SEARCHING: Final[dict[str, str | int]] = {
     # A filter that drops candidates makes the graph be searched further, instead of leaving too few hits.
     "hnsw.iterative_scan": "relaxed_order",
 }
+
+
+def write_connections(writers: int) -> int:
+    """Of the pool of ingestion: one for each document that is written, and one to receive a further upload."""
+    return writers + 1
 
 
 class IndexDatabase(Database):
@@ -39,7 +45,7 @@ class IndexDatabase(Database):
         requests = PoolRules.for_requests(settings, in_ledger=False)
         # A write may wait for two others; a search whose wait is that long has no caller any more.
         wait_s, recycle_s, pre_ping = WRITE_TIMEOUT_MS / 1000, settings.pool_recycle, settings.pool_pre_ping
-        writes = PoolRules(writers + 1, 0, wait_s, recycle_s, pre_ping, in_ledger=False)
+        writes = PoolRules(write_connections(writers), 0, wait_s, recycle_s, pre_ping, in_ledger=False)
         main_args = connect_args("turnwise-knowledge-main", index, settings.connect_timeout)
         write_args = connect_args("turnwise-knowledge-ingest", index, settings.connect_timeout, WRITE_TIMEOUT_MS)
         super().__init__(
@@ -75,7 +81,7 @@ def migrate(settings: Postgres, index: str) -> str:
     `migrate_schema` does, also where Postgres has no pgvector.
     """
     migrations = Migrations(
-        scripts=Path(__file__).with_name("migrations"),
+        scripts=SCRIPTS,
         lock_key=LOCK_KEY,
         name=f"the index {index!r}",
         remedy="name another storage.vector_store.index",

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from importlib.metadata import version
 from typing import Any
 
+import pytest
+
 from agentic_backend.chat import relay as frames
-from agentic_backend.peers.mirror import Peers, mirror
+from agentic_backend.peers.mirror import Peers, TurnNotThere, mirror
 from agentic_backend.peers.relay import PATH
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn
 from tests.agentic_backend.records import until
@@ -79,6 +82,24 @@ async def test_only_the_token_of_the_instance_opens_it(start_service: StartServi
             async with service.http.get(BASE + PATH, params=query, headers=headers) as response:
                 answers.append((response.status, bool(await response.read())))
         assert answers == [(404, False), (404, False), (200, True)]
+
+
+async def test_an_instance_tells_of_itself_to_who_shows_its_token(start_service: StartService) -> None:
+    async with start_service(**MANY) as service:
+        peers = Peers(BASE)
+        url, token = f"http://127.0.0.1:{service.port}", token_of(service)
+        about = json.loads(await peers.view(url, token, "about", {}))
+        assert about["instance"] == service.service.running.chat.views.whose["instance"]
+        assert about["version"] == version("turnwise")
+        live = json.loads(await peers.view(url, token, "live", {"window_s": "60.0"}))
+        assert live.keys() == (await service.get("/kpi/live")).keys()
+        unkept = [{"window_s": value} for value in ("0", "301", "nan", "x")]
+        for name, query in (("none", {}), *(("live", query) for query in unkept)):
+            with pytest.raises(TurnNotThere):
+                await peers.view(url, token, name, query)
+        with pytest.raises(TurnNotThere):
+            await peers.view(url, "local", "about", {})
+        await peers.aclose()
 
 
 async def test_one_instance_alone_has_no_relay(start_service: StartService) -> None:

@@ -79,6 +79,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/verdict": Kind.OPERATOR,
     "GET /kpi/live": Kind.OPERATOR,
     "GET /kpi/stalls": Kind.OPERATOR,
+    "GET /kpi/instances": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,

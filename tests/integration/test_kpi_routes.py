@@ -1,5 +1,6 @@
 """What a running service tells of itself over REST, and what it logs of a turn and its searches."""
 
+import asyncio
 import json
 import logging
 import re
@@ -16,12 +17,18 @@ from agentic_backend.llm import ModelPool
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.verdict import Gauged
 from backend_kit.kpi.culprit import Sighting
+from tests.support.agentic import StartProcess, start_process
 from tests.support.clock import Clock
+from tests.support.fleet import listening, two_instances
+from tests.support.following import ask_frame
 from tests.support.odd_agent import odd
-from tests.support.service import BASE, RunningService, StartService, hear, hear_until, say
+from tests.support.patience import PATIENCE_S
+from tests.support.service import BASE, RunningService, ServiceClient, StartService, hear, hear_until, say
+
+__all__ = ["start_process"]
 
 SECRET = "0123456789abcdef0123456789abcdef"
-ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls")
+ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls", "/kpi/instances")
 
 
 async def a_turn(service: RunningService, agent: str = "Georges") -> dict[str, Any]:
@@ -169,3 +176,42 @@ async def test_tokens_cost_what_the_price_table_says(start_service: StartService
     assert usage["cost"] == usage["input_tokens"] + 2 * usage["output_tokens"] == spent
     [step] = usage["steps"]
     assert (step["step"], step["model"], step["cost"]) == ("answer", "mock", spent)
+
+
+async def test_one_instance_alone_tells_of_itself(service: RunningService) -> None:
+    assert await service.get("/kpi/instances") == []
+    live, verdict = await service.get("/kpi/live"), await service.get("/kpi/verdict")
+    assert (live["instance"], live["worker"]) == (verdict["instance"], verdict["worker"]) == (None, None)
+    async with service.http.get(f"{BASE}/kpi/live?instance=another") as response:
+        assert response.status == 422
+        assert (await response.json())["detail"]["code"] == "bad_request"
+
+
+async def test_each_instance_shows_the_measurements_of_any(start_process: StartProcess) -> None:
+    async with two_instances(start_process) as (one, other):
+        async with listening(other, ask_frame(await other.create_session(), "e")) as asked:
+            assert (await asked.end())["type"] == "final"
+        listed = await one.get("/kpi/instances")
+        (mine,) = [row for row in listed if row["here"]]
+        (theirs,) = [row for row in listed if not row["here"]]
+        assert mine.keys() == theirs.keys() == {"id", "url", "draining", "here"}
+        for path in ("/kpi/live?window_s=300", "/kpi/verdict?window_s=300"):
+            there = await turns_at(one, f"{path}&instance={theirs['id']}")
+            assert (there["instance"], there["worker"]) == (theirs["id"], None)
+            for here in (await one.get(path), await one.get(f"{path}&instance={mine['id']}")):
+                assert here["instance"] == mine["id"]
+                assert here.get("whole", here)["turns"] == 0
+        assert isinstance(await one.get(f"/kpi/stalls?instance={theirs['id']}"), list)
+        async with one.http.get(f"{BASE}/kpi/live?instance=nobody") as response:
+            assert response.status == 422
+        await other.process.until(other.process.kill)
+        async with one.http.get(f"{BASE}/kpi/live?instance={theirs['id']}") as response:
+            assert response.status == 503
+
+
+async def turns_at(service: ServiceClient, path: str) -> dict[str, Any]:
+    """The view, once it has a turn: the second in which that ended is over."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (view := await service.get(path)).get("whole", view)["turns"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.1)
+    return view  # type: ignore[no-any-return]  # JSON

@@ -33,6 +33,7 @@ from agentic_backend.surfaces.openai import request as chat_request
 from backend_kit import auth, wire
 from backend_kit.auth import api_keys
 from backend_kit.auth.acting import naming_headers
+from backend_kit.doctor.clocks import ahead_of
 from backend_kit.http import multipart, page_allowed
 from backend_kit.http.redact import redact
 from backend_kit.http.strict import StrictConnection
@@ -445,6 +446,10 @@ CASES: Final[dict[str, Case]] = {
         lambda made: naming_headers([(b"x-openwebui-user-id", b"b")] * made),
         (lambda n: n,),
     ),
+    "backend_kit/doctor/clocks.py::ahead_of": (
+        lambda text: ahead_of(text, 0.0),
+        again("1 ", ", ", ":", "+", "(", before="Mon, 12 Jan "),
+    ),
     "backend_kit/auth/api_keys.py::parse_key": (api_keys.parse_key, again("_", "tw_", "a", before="tw_")),
     "backend_kit/auth/api_keys.py::digest_of": (api_keys.digest_of, again("a", "é")),
     "backend_kit/auth/api_keys.py::looks_like_key": (api_keys.looks_like_key, again("tw_", "a")),
@@ -627,6 +632,13 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/rest/page.py::origin_of": _OPERATOR,
     "agentic_backend/settings.py::installed": _OPERATOR,
     "backend_kit/db/libpq.py::connect_args": _OPERATOR,
+    "backend_kit/doctor/clocks.py::clock_finding": _OURS,
+    "backend_kit/doctor/database.py::connections_finding": _OPERATOR,
+    "backend_kit/doctor/database.py::server_finding": _OPERATOR,
+    "backend_kit/doctor/http.py::readiness": _OURS,
+    "backend_kit/doctor/http.py::unreached": _OURS,
+    "backend_kit/doctor/models.py::look_at_address": _OURS,
+    "backend_kit/doctor/models.py::look_at_models": _OURS,
     "backend_kit/http/routes.py::health_paths": _OPERATOR,
     "backend_kit/http/server.py::listen": _OPERATOR,
     "backend_kit/process.py::arguments": _OPERATOR,

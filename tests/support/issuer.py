@@ -51,6 +51,8 @@ class Issuer:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.body: bytes | None = None
+        self.date: str | None = None
+        """The `Date` of its answers, None: the right one."""
         self.answers = asyncio.Event()
         self.answers.set()
         self.asked: Counter[str] = Counter()
@@ -94,7 +96,9 @@ class Issuer:
         if self.body is not None:
             return web.Response(body=self.body)
         document = {"issuer": self.url, "jwks_uri": self.url + "/certs", **self.discovery}
-        return web.Response(body=json.dumps(document if request.path == DISCOVERY else {"keys": self.keys}))
+        dated = {} if self.date is None else {"Date": self.date}
+        body = json.dumps(document if request.path == DISCOVERY else {"keys": self.keys})
+        return web.Response(body=body, headers=dated)
 
 
 @asynccontextmanager

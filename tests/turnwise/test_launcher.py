@@ -208,6 +208,25 @@ def test_a_key_is_made_beside_it_by_the_command_and_opens_the_service(
         assert json.load(answer)["data"]
 
 
+def test_the_doctor_finds_nothing_wrong_with_it(
+    standing: tuple[Stack, ModuleProcess], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack, launcher = standing
+    for name, value in {"TURNWISE_HOME": str(stack.home / "data"), "TURNWISE_WEIGHTS": str(weights())}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ENV_FILE", "FRED_POSTGRES_PASSWORD", "PORT"):
+        monkeypatch.delenv(name, raising=False)
+    launcher.wait_for_http(f"http://127.0.0.1:{stack.knowledge_port}/knowledge-flow/v1/ready", PATIENCE_S)
+    code = main(["doctor", str(stack.agentic), str(stack.knowledge_flow), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    found = {(one["title"], row["what"]): row["state"] for one in told["sections"] for row in one["findings"]}
+    assert code == 0, told
+    for title in ("agentic", "knowledge flow"):
+        assert found[title, "service"] == found[title, "version"] == found[title, "postgres"] == "ok"
+    assert found["agentic", "model mock"] == found["agentic", "knowledge flow"] == "ok"
+    assert found["together", "connections together"] == "ok"
+
+
 def test_a_killed_service_is_said_and_comes_back(standing: tuple[Stack, ModuleProcess]) -> None:
     stack, launcher = standing
     (agentic,) = (

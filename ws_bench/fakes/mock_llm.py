@@ -2,8 +2,8 @@
 
 Routes: `POST /v1/chat/completions` (OpenAI and what is compatible with it; Azure OpenAI below
 `/openai/deployments/NAME`), `POST /v1/responses` (OpenAI), `POST /v1/messages` (Anthropic), `POST /api/chat` (Ollama),
-each streamed or not; `POST /v1/embeddings`, `POST /rerank` (also below /v1 and /v2), `GET /v1/models`, `GET /stats`,
-`GET /healthz`. Any key is accepted.
+each streamed or not; `POST /v1/embeddings`, `POST /rerank` (also below /v1 and /v2), `GET /v1/models`, `GET
+/v1/models/NAME`, `GET /stats`, `GET /healthz`. Any key is accepted.
 
 Every knob is a flag for all requests (`--ttft 3000 --gap 20`) and a key in the model name for one of them
 (`mock;ttft=3000;gap=20;tokens=50`); `ws_bench.fakes.knobs` documents the syntax and each key. Without `tokens` the
@@ -33,6 +33,7 @@ from ws_bench.fakes.wires.chat import ChatWire
 from ws_bench.fakes.wires.ollama import OllamaWire
 from ws_bench.fakes.wires.responses import ResponsesWire
 
+_MODEL: Final = "/v1/models/"
 _AZURE: Final = re.compile(r"/openai/deployments/[^/]+/chat/completions")
 
 
@@ -143,6 +144,8 @@ class MockLlm:
         route = self._routes.get(request.path)
         if route is None and _AZURE.fullmatch(request.path):
             route = self._routes["/v1/chat/completions"]
+        if route is None and request.path.startswith(_MODEL):
+            route = ("GET", self._model)
         if route is None:
             connection.respond(404, error_body(f"no such path: {request.path}", "invalid_request_error"))
         elif request.method != route[0]:
@@ -158,6 +161,11 @@ class MockLlm:
         self.stats.model_requests += 1
         entry = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "turnwise"}
         connection.respond(200, {"object": "list", "data": [entry]})
+
+    def _model(self, request: Request, connection: Connection) -> None:
+        """Any name is a model here: what comes after the first semicolon says how it behaves."""
+        self.stats.model_requests += 1
+        connection.respond(200, {"id": request.path.removeprefix(_MODEL), "object": "model", "owned_by": "turnwise"})
 
     def _embeddings(self, request: Request, connection: Connection) -> None:
         self.stats.embedding_requests += 1

@@ -3,6 +3,9 @@
 from deploy.grafana.model import AUDIT, CONNECTIONS_OPENED, TURNS, Dashboard, Panel, Row, Target, percentiles, tail
 from deploy.grafana.promql import level, mean, quantile, rate, select
 
+_PROCESS = "{{instance}} {{worker}}"
+"""One process; only services of several workers have the second label."""
+
 
 def saturation() -> Dashboard:
     """What is full, and who the service itself says it waits for."""
@@ -249,31 +252,43 @@ def _to_postgres() -> Row:
 
 
 def _fleet() -> Row:
+    alone = "with replicas: single there is no fleet"
     return Row(
         "Fleet",
         [
             Panel(
-                "Instances",
+                "Instances alive",
                 "That have renewed lately, as each of them sees it: they should agree.",
                 "short",
-                [Target(select("app_fleet_instances"), "{{instance}}")],
-                quiet="with replicas: single there is no fleet",
+                [Target(select("app_fleet_instances"), _PROCESS)],
+                quiet=alone,
             ),
             Panel(
-                "Turns followed elsewhere",
-                "Passed on to other instances, and mirrored from them: clients came back to another instance.",
+                "Turns by instance",
+                "In progress at each: what a balancer, or the kernel among workers, gives them.",
                 "short",
-                [
-                    Target(level("app_fleet_relayed_turns"), "passed on"),
-                    Target(level("app_fleet_mirrored_turns"), "mirrored"),
-                ],
-                quiet="with replicas: single there is no fleet",
+                [Target(select("app_turns_in_progress"), _PROCESS)],
+                stacked=True,
+            ),
+            Panel(
+                "Turns passed on",
+                "To other instances, which follow them for a client.",
+                "short",
+                [Target(select("app_fleet_relayed_turns"), _PROCESS)],
+                quiet=alone,
+            ),
+            Panel(
+                "Turns mirrored",
+                "From other instances: a client came back to this one.",
+                "short",
+                [Target(select("app_fleet_mirrored_turns"), _PROCESS)],
+                quiet=alone,
             ),
             Panel(
                 "Turns taken over",
-                "By instance, of others that died.",
+                "By each, of others that died.",
                 "short",
-                [Target(select("app_fleet_takeovers_total"), "{{instance}}")],
+                [Target(select("app_fleet_takeovers_total"), _PROCESS)],
                 quiet="no instance died",
             ),
             Panel(
@@ -284,23 +299,29 @@ def _fleet() -> Row:
                 bound=12,
                 quiet="no instance died",
             ),
-            Panel(
-                "Messages to other instances",
-                "Stops, deleted and changed sessions, by what has carried them: Postgres what Redis did not deliver.",
-                "ops",
-                [Target(rate("app_fleet_messages_total", by="bus"), "{{bus}}")],
-                quiet="with replicas: single there is no fleet",
-            ),
-            Panel(
-                "Redis: a word until it is heard",
-                "Every 2 s each instance says one to itself; after 5 s without one Redis is away for it.",
-                "s",
-                percentiles("app_fleet_bus_seconds"),
-                bound=1,
-                quiet="with fleet.bus: postgres nothing goes by Redis",
-            ),
+            *_bus(),
         ],
     )
+
+
+def _bus() -> list[Panel]:
+    return [
+        Panel(
+            "Messages to other instances",
+            "Stops, deleted and changed sessions, by what has carried them: Postgres what Redis did not deliver.",
+            "ops",
+            [Target(rate("app_fleet_messages_total", by="bus"), "{{bus}}")],
+            quiet="with replicas: single there is no fleet",
+        ),
+        Panel(
+            "Redis: a word until it is heard",
+            "Every 2 s each instance says one to itself; after 5 s without one Redis is away for it.",
+            "s",
+            percentiles("app_fleet_bus_seconds"),
+            bound=1,
+            quiet="with fleet.bus: postgres nothing goes by Redis",
+        ),
+    ]
 
 
 def _trouble() -> Row:

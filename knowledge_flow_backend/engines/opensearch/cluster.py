@@ -45,6 +45,14 @@ class ClusterRules:
     longest_backoff_s: float = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What a cluster says of itself: its version, and `green`, `yellow` or `red`."""
+
+    version: str
+    health: str
+
+
 class Cluster:
     """A client of one cluster. Every method raises `IndexUnavailable` where it is away, red, busy or too slow, with the
     status in its text and nothing of the cluster's answer, which may quote the question."""
@@ -158,6 +166,13 @@ class Cluster:
         actions: list[dict[str, Any]] = [{"remove": {"index": name, "alias": alias}} for name in old]
         actions.append({"add": {"index": new, "alias": alias, "is_write_index": True}})
         await self._ask(lambda: self._client.indices.update_aliases(body={"actions": actions}), repeat=False)
+
+    async def about(self) -> ClusterState:
+        """Its version and its health."""
+        info = await self._ask(self._client.info, repeat=True)
+        health = await self._ask(self._client.cluster.health, repeat=True)
+        with _understood():
+            return ClusterState(str(info["version"]["number"]), str(health["status"]))
 
     async def aclose(self) -> None:
         """Close the connections."""

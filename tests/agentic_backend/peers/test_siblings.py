@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,11 @@ async def worker(siblings: Siblings, token: str) -> AsyncIterator[Worker]:
     app = FastAPI(openapi_url=None)
     relay = TurnRelay(token, lambda exchange_id, _user: held.turns.get(exchange_id))
     peers = Peers(BASE, siblings, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
-    app.router.routes += relay_routes(relay, BASE, others=Forwarder(siblings, peers).answer)
+
+    async def view(name: str, query: Mapping[str, str]) -> bytes | None:
+        return None if name == "none" else f"{token}: {name} of {query.get('window_s')}".encode()
+
+    app.router.routes += relay_routes(relay, BASE, others=Forwarder(siblings, peers).answer, view=view)
 
     sock, own = listen("127.0.0.1", 0), siblings.listen(token)
     held = Worker(f"http://127.0.0.1:{sock.getsockname()[1]}", relay, peers)
@@ -135,6 +139,21 @@ async def test_what_another_host_means_for_a_sibling_is_passed_on(siblings: Sibl
             await events_of(elsewhere, two.url, "one", exchange_id="another")
         with pytest.raises(TurnNotThere):
             await events_of(elsewhere, two.url, "a token of nobody")
+    await elsewhere.aclose()
+
+
+async def test_what_a_worker_tells_of_itself_is_told_by_that_worker(siblings: Siblings) -> None:
+    elsewhere = Peers(BASE, heartbeat_s=PATIENCE_S, connect_s=PATIENCE_S)
+    async with worker(siblings, "one"), worker(siblings, "two") as two:
+        # By its socket, and through a sibling to which the address of all has led.
+        for peers, url in ((two.peers, NOWHERE), (elsewhere, two.url)):
+            assert await peers.view(url, "one", "live", {"window_s": "60"}) == b"one: live of 60"
+            with pytest.raises(TurnNotThere):
+                await peers.view(url, "one", "none", {})
+        with pytest.raises(TurnNotThere):
+            await elsewhere.view(two.url, "a token of nobody", "live", {})
+    with pytest.raises(PeerLost):
+        await elsewhere.view(two.url, "two", "live", {})
     await elsewhere.aclose()
 
 

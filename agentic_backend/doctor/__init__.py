@@ -1,0 +1,1 @@
+"""How the agentic service examines what its configuration needs: its part of `turnwise doctor`."""

@@ -1,0 +1,1 @@
+"""How knowledge flow examines what its configuration needs: its part of `turnwise doctor`."""
