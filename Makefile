@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ test-busy: ## the same five times, beside a process that computes on each core a
 
 test-fast: ## run the tests that start no server nor any other program, in a minute or so
 	@$(PYTHON) -m pytest -n logical -m "not servers" $(ARGS)
+
+test-proxy: ## what clients see of the service, of three instances behind HAProxy; ARGS="--behind nginx tests/integration"
+	@$(PYTHON) -m pytest -n auto --behind haproxy $(or $(ARGS),tests/integration)
 
 check: ## format, lint, types, import contracts, the pages' JavaScript, the project's own checks, side by side
 	@$(PYTHON) -m tests.checks

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from xdist import is_xdist_worker
 from xdist.workermanage import WorkerController
 
+from tests.support.balancers import KINDS
 from tests.support.fork_server import FORKS
 from tests.support.hangs import GRACE_S, LIMIT_S, HangGuard, command_of, end_at_once
 from tests.support.keycloak import keycloak
@@ -54,6 +55,7 @@ LEFT_BEHIND = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What a run may set."""
+    parser.addoption("--behind", choices=KINDS, help="Run what can be run so on three instances behind this balancer")
     parser.addini("test_limit_s", "Seconds that set-up, call and teardown of a test may each take", default=LIMIT_S)
     parser.addini("examples", "Examples that a property is tried with, unless it says how many", default=100)
     parser.addini("hang_grace_s", "Seconds from a hung test's limit to the end of its process", default=GRACE_S)

@@ -60,7 +60,8 @@ class Peers:
         after: int,
         on_ask: Callable[[Ask], None] | None = None,
     ) -> AsyncGenerator[list[TurnEvent]]:
-        """The events of a turn of the instance at `url` behind the event with number `after` (0: all), as they come.
+        """The events of a turn of the instance at `url` behind the event with number `after` (0: all), as they come;
+        none with each heartbeat of a silent one, so that whoever follows it may look up.
 
         It ends behind the terminal one, or at once where `after` is that. Raises `TurnNotThere` and `PeerLost`. Whoever
         stops before the end closes it. `on_ask` first gets what was asked, as far as clients see it: a mirror that has
@@ -73,12 +74,15 @@ class Peers:
                 self._answer(url, token, self._base + PATH, query) as parts,
                 aclosing(lines_of(parts)) as lines,
             ):
-                head = await anext(lines, b"")
+                head = b""
+                async for head in lines:
+                    if head:
+                        break
                 asked = decode_ask(head, user_id=user_id, session_id=session_id, exchange_id=exchange_id)
                 if on_ask is not None:
                     on_ask(asked)
                 async for line in lines:
-                    events = decode_events(line)
+                    events = decode_events(line) if line else []
                     last = events[-1] if events else last
                     yield events
         except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
@@ -136,16 +140,14 @@ class Peers:
 
 
 async def lines_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The lines of a text that comes in parts, without the empty ones. Raises ValueError for one that is too long or
-    has no end."""
+    """The lines of a text that comes in parts. Raises ValueError for one that is too long or has no end."""
     begun = bytearray()
     async for part in parts:
         *whole, rest = part.split(b"\n")
         for end in whole:
             line = bytes(begun) + end
             begun.clear()
-            if line:
-                yield line
+            yield line
         begun += rest
         if len(begun) > MAX_LINE_BYTES:
             raise ValueError("a line of events is too long")

@@ -229,14 +229,17 @@ class TurnRegistry:
         One that another instance runs may begin behind the event with number `after_seq`. `exchange_not_found` is the
         returned turn's only event where the session has no such exchange, or is another's.
         """
+        key = (user_id, exchange_id)
         turn = self.find(exchange_id, user_id)
-        if turn is not None and turn.ask.session_id == session_id and turn.begins_after <= after_seq:
+        # What another instance runs may be behind here: whoever comes from there would hear again what they have.
+        tells = turn is not None and (self._runner.elsewhere is None or turn.tells_from(after_seq))
+        if turn is not None and turn.ask.session_id == session_id and tells:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
         told = Turn(ask)
         told.begins_after = after_seq
         if self._runner.elsewhere is not None:
-            self._mirrors[user_id, exchange_id] = told
+            self._mirrors[key] = told
         told.bind(self._tasks.spawn("tell", lambda: self._replay(told)))
         return told
 

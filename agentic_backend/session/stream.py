@@ -584,6 +584,10 @@ class Turn:
             return self.shown_from
         return max(self.shown_from, self.events.after(seq))
 
+    def tells_from(self, seq: int) -> bool:
+        """Whether a client that has the events up to `seq` would hear what comes after them, and nothing again."""
+        return self.begins_after == seq or (self.begins_after < seq <= self._seq and bool(self.events))
+
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""
         self._followers.append(wake)

@@ -31,7 +31,10 @@ app_llm_request_seconds histogram model,status
 app_llm_time_to_first_chunk_seconds histogram model,status
 app_llm_tokens counter model,type
 app_outbox_bytes gauge -
+app_fleet_bus_seconds histogram -
+app_fleet_bus_up gauge -
 app_fleet_instances gauge -
+app_fleet_messages counter bus
 app_fleet_mirrored_turns gauge -
 app_fleet_relayed_turns gauge -
 app_fleet_takeover_seconds histogram -
@@ -158,6 +161,9 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
         level.set(3)
     metrics.fleet_takeovers.inc()
     metrics.fleet_takeover_s.observe(10.5)
+    metrics.fleet_bus_up.set(1)
+    metrics.fleet_bus_s.observe(0.001)
+    metrics.fleet_messages("redis").inc()
     metrics.cache_request("graph", hit=True)
     metrics.cache_request("history", hit=False)
     for counter in (metrics.user_messages, metrics.exchange_errors, metrics.rag_searches, metrics.rag_empty_searches):

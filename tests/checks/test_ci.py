@@ -18,7 +18,7 @@ pytestmark = pytest.mark.servers
 
 STAGES = (
     *("programs", "environment", "check", "fuzz", "gates", "wheel-test", "bench-short", "bench-micro", "bench-turn"),
-    *("chaos", "test"),
+    *("chaos", "test-proxy", "test"),
 )
 BESIDE = {"fuzz": "wheel-test", "gates": "wheel-test"}
 """What has begun before a stage, and is in the table after it."""

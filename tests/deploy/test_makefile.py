@@ -20,6 +20,7 @@ TARGETS = (
         "test",
         "test-busy",
         "test-fast",
+        "test-proxy",
         "check",
         "wheel-test",
         "gates",

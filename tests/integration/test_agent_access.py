@@ -145,6 +145,7 @@ async def closed_for(service: RunningService, relation: str, to: dict[str, list[
     assert status == 200, text
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 @pytest.mark.parametrize("kind", OPENS)
 @pytest.mark.parametrize("relation", RELATIONS)
 async def test_every_person_at_every_door(start_service: StartService, kind: str, relation: str) -> None:
@@ -170,6 +171,7 @@ def plain(said: Said, agent: str) -> Said:
     return said[0], re.sub(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|r-[^\"]*|\d{13}", "ID", text)
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_nothing_is_closed_before_somebody_closes_it_and_everything_is_open_again_after_it(
     start_service: StartService,
 ) -> None:
@@ -187,6 +189,7 @@ async def test_nothing_is_closed_before_somebody_closes_it_and_everything_is_ope
                 assert json.loads(session)["agent_id"] == ("Hidden" if opened else "Georges")
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_an_open_socket_and_a_key_lose_an_agent_with_their_user(
     start_service: StartService, database: Database
 ) -> None:
@@ -207,6 +210,7 @@ async def test_an_open_socket_and_a_key_lose_an_agent_with_their_user(
         assert (status, len(json.loads(history))) == (200, 4)
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_who_may_share_says_who_and_others_do_not_learn_that_it_is_there(start_service: StartService) -> None:
     path = f"{BASE}/agents/Hidden/access"
     async with start_service(security=SECURITY, ai=AGENTS) as service:
@@ -230,6 +234,7 @@ async def test_who_may_share_says_who_and_others_do_not_learn_that_it_is_there(s
         assert await request(service, "ann", "GET", path) == (200, text)
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_whoever_makes_an_agent_shares_it_and_its_editors_change_it(
     start_service: StartService, database: Database
 ) -> None:
@@ -269,7 +274,7 @@ async def test_a_change_at_another_instance_counts_here(start_service: StartServ
     async with start_service(security=SECURITY, ai=AGENTS) as service:
         with psycopg.connect(database.dsn) as connection:
             connection.execute("INSERT INTO agent_grant VALUES ('Hidden', 'use', 'user', 'bob')")
-        policy = service.service.running.chat.agents.policy
-        await until(lambda: bool(policy.grants_of("Hidden")))
+        policies = [each.running.chat.agents.policy for each in service.instances]
+        await until(lambda: all(policy.grants_of("Hidden") for policy in policies))
         assert "Hidden" not in (await request(service, "ann", "GET", f"{BASE}/agents"))[1]
         assert "Hidden" in (await request(service, "bob", "GET", f"{BASE}/agents"))[1]

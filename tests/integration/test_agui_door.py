@@ -169,6 +169,7 @@ async def test_a_no_is_a_no(start_service, tool_server, no):
         assert result["metadata"] == {"turnwise": {"ok": False}}
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_an_answer_sent_again_is_the_same_run_and_another_one_is_late(start_service, tool_server):
     async with scripted(NOTES, DONE) as model:
         settings = sections(model, tool_server)
@@ -263,6 +264,7 @@ async def test_both_of_several_questions_are_answered_at_once(start_service):
         assert second == {"decisions": [{"type": "approve"}] * len(REVIEW["action_requests"])}
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_run_cut_at_any_event_goes_on_where_it_was(start_service, tool_server):
     """By the position of the last event: nothing is lost, and nothing comes twice."""
     steps = [NOTES, says("I ", "noted ", "milk.")]
@@ -282,6 +284,7 @@ async def test_a_run_cut_at_any_event_goes_on_where_it_was(start_service, tool_s
         assert len(model.requests) == 2
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_running_run_cut_at_any_event_goes_on_where_it_was(start_service):
     tokens = 10
 
@@ -301,6 +304,7 @@ async def test_a_running_run_cut_at_any_event_goes_on_where_it_was(start_service
             group.create_task(cut_at(number))
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_client_cut_at_any_event_that_asks_again_has_each_text_once(start_service):
     """As the official client does, which knows no position: it sends what it has, and runs again under the same id."""
 
@@ -468,6 +472,7 @@ async def test_what_is_refused_before_the_run_is_an_http_error_and_what_fails_in
         assert await refused(service, "Nobody", thread.input("r3")) == (404, "agent_not_found", None)
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_failure_in_mid_text_keeps_what_was_said(start_service):
     async with start_service("mock;tokens=9;garbage=3") as service:
         thread = Thread()
@@ -536,6 +541,7 @@ async def test_a_new_run_of_a_thread_takes_the_place_of_the_one_before(start_ser
 CITY = {"name": "city", "description": "Where the user is", "parameters": {"type": "object", "properties": {}}}
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_client_s_tool_is_called_by_the_client(start_service):
     async with scripted(wants(("call_0", "city", "{}"), text="Let me look."), says("You are in Oslo.")) as model:
         agents = [
@@ -600,6 +606,7 @@ async def test_faults_name_their_field(service):
     assert await service.get("/chatbot/sessions") == []
 
 
+@pytest.mark.one_instance("what has just been opened is told to other instances a moment later")
 async def test_what_may_open_no_stream_leaves_nothing(start_service):
     async with start_service(limits={"per_user": {"sockets": 1}}) as service:
         thread = Thread()

@@ -71,7 +71,7 @@ async def test_a_key_opens_every_door_in_either_header(
     ask = {"type": "ask", "session_id": session_id, **ASK}
     status, body, _ = await answer(secured, key, "POST", "/chatbot/query/stream", header=header, json=ask)
     assert (status, "event: final" in body) == (200, True)
-    assert await secured.service.running.persistence.store.get(session_id, "ann") is not None
+    assert await secured.instances[0].running.persistence.store.get(session_id, "ann") is not None
 
 
 async def test_a_socket_takes_a_key_in_its_own_header(secured: RunningService, database: Database) -> None:
@@ -170,25 +170,31 @@ async def closed_for_an_ask(socket: ClientConnection, session_id: str) -> int | 
         return closed.rcvd and closed.rcvd.code
 
 
+async def look_at_keys(service: RunningService) -> None:
+    """What the background does every 2 s."""
+    for each in service.instances:
+        assert each._verifier.keys is not None
+        await each._verifier.keys.look()
+
+
 async def test_a_revoked_key_ends_everywhere_and_on_an_open_socket(secured: RunningService, database: Database) -> None:
     key = stored_key(database)
     session_id, _ = await asked(secured, key)
-    keys = secured.service._verifier.keys
-    assert keys is not None
     async with secured.native(key) as native, secured.compatible(token=key) as compatible:
         await say(native, type="ask", session_id=session_id, **ASK)
         await hear_until(native, "final")
         revoke_key(database, key)
-        await keys.look()  # what the background does every 2 s
+        await look_at_keys(secured)
         status, body, headers = await answer(secured, key, "GET", "/chatbot/sessions")
         assert (status, json.loads(body)) == (401, {"detail": "Invalid token"})
         assert headers["WWW-Authenticate"] == "Bearer"
         for socket in (native, compatible):
             assert await closed_for_an_ask(socket, session_id) == 4401
-    turns = await history_of(secured.service.running.persistence.store, session_id, "ann")
+    turns = await history_of(secured.instances[0].running.persistence.store, session_id, "ann")
     assert len(turns) == 4
 
 
+@pytest.mark.one_instance("the rate of a key is of one process")
 async def test_a_key_has_its_rate_over_rest_and_sockets(secured: RunningService, database: Database) -> None:
     key = stored_key(database, rate_per_min=2)
     session_id = await made_session(secured, key)
@@ -251,6 +257,7 @@ async def call(service: RunningService, user: str, method: str, path: str, **opt
         return response.status, json.loads(text) if text else None
 
 
+@pytest.mark.one_instance("a revoked key ends at other instances within seconds")
 async def test_a_key_is_made_shown_once_listed_and_revoked(secured: RunningService) -> None:
     status, made = await call(secured, "ann", "POST", "/chatbot/keys", json={"name": "a script", "rate_per_min": 60})
     assert (status, made["owner"], made["scopes"]) == (201, "ann", ["ask", "read", "search"])
@@ -356,12 +363,10 @@ async def test_a_key_is_told_to_nobody(
         while (await answer(service, key, "GET", "/agents"))[0] != 429:
             pass
         revoke_key(database, key)
-        keys = service.service._verifier.keys
-        assert keys is not None
-        await keys.look()
+        await look_at_keys(service)
         told += map(str, (await answer(service, key, "GET", "/agents"))[1:])
         told.append(json.dumps(await call(service, "ann", "GET", "/chatbot/keys")))
-        told.append(generate_latest(service.service._registry).decode())
+        told += (generate_latest(each._registry).decode() for each in service.instances)
     ours = [record for record in caplog.records if record.name != "websockets.client"]  # that is the test's own
     told += [record.getMessage() + (record.exc_text or "") for record in ours]
     assert "websockets.server" in {record.name for record in ours}

@@ -212,7 +212,7 @@ async def test_what_knowledge_flow_missed_is_deleted_after_a_restart(
     ):
         # Its owner is seen again.
         assert await service.get("/chatbot/sessions") == []
-        await service.service.running.chat.attachments.leftovers.look()
+        await service.instances[0].running.chat.attachments.leftovers.look()
         assert await stored(database) == (0, 0, 0)
 
 
@@ -372,7 +372,9 @@ async def test_a_session_that_is_deleted_meanwhile_keeps_nothing(
             go_on.set()
         status, detail = uploading.result()
         assert (status, detail["code"]) == (403, "session_not_found")
-        await until(lambda: not service.service.running.chat.attachments.leftovers._now.is_set())
+        await until(
+            lambda: not any(each.running.chat.attachments.leftovers._now.is_set() for each in service.instances)
+        )
         await settled(database, 0, 0, 0)
 
 
@@ -444,6 +446,7 @@ def descriptors_in(directory: Path) -> int:
     return found
 
 
+@pytest.mark.one_instance("its bound is of one process")
 @pytest.mark.parametrize(("user", "at_once"), [("ann", 2), (None, 6)], ids=["of one user", "of all, who are one"])
 async def test_files_on_disk_are_bounded_by_user_and_closed(
     start_service: StartService,

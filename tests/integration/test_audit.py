@@ -119,6 +119,7 @@ async def secured(start_service: StartService, **sections: Any) -> AsyncIterator
         yield service
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_keys_agents_and_conversations_leave_one_event_for_each_change(
     start_service: StartService, database: Database
 ) -> None:
@@ -211,6 +212,7 @@ async def test_attachments(start_service: StartService, database: Database, mock
             assert [row[:5] for row in events(database)] == [("attachment_deleted", "attachment", one, "done", "ann")]
 
 
+@pytest.mark.one_instance("each process counts its own interval")
 async def test_a_caller_signs_in_once_an_interval_and_a_key_beside_its_owner(
     start_service: StartService, database: Database
 ) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from tests.agentic_backend.chat.test_frames import HOSTILE
 from tests.support.held_model import held_model
@@ -54,7 +56,8 @@ async def test_the_third_broken_frame_in_ten_seconds_closes_with_1008(service):
 @pytest.mark.parametrize(("frame", "code"), ENDED_BY_THE_SERVER.values(), ids=ENDED_BY_THE_SERVER)
 async def test_what_is_no_text_frame_closes_with_its_code(service, frame, code):
     async with service.native() as socket:
-        await socket.send(frame)
+        with suppress(ConnectionClosed):  # it may be over before all of it is sent
+            await socket.send(frame)
         assert await close_code(socket) == code
 
 
@@ -67,7 +70,7 @@ async def test_a_binary_frame_closes_at_once_although_a_turn_runs_which_goes_on(
             await hear_until(socket, "message")
             await socket.send(b"\x00")
             assert await close_code(socket) == 1003
-        turn = service.turns.find("e1", "admin")
+        turn = service.turn("e1")
         assert not turn.ended
         model.go.set()
         async with asyncio.timeout(PATIENCE_S):

@@ -18,6 +18,8 @@ from tests.support.following import TERMINAL, ask_frame, heard, over_socket, ove
 from tests.support.mcp_client import ERAS, mcp_client
 from tests.support.service import hear_until, say
 
+pytestmark = pytest.mark.one_instance("its agent begins again what one process runs")
+
 AGENTS = {"ai": {"agents": [again()]}}
 MESSAGES = [{"role": "user", "content": "Why?"}]
 

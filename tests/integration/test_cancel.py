@@ -69,11 +69,11 @@ async def test_a_stop_before_the_first_token_closes_the_models_connection(
             await say(socket, **ask_frame(session_id, on_disconnect=policy))
             await hear_until(socket, "message")
             await until_open(service, mock_llm, before + 1)
-            turn = service.turns.find("e1", "admin")
+            turn = service.turn("e1")
             await stop(service, socket)
             record_property("upstream_closed_ms", round(await until_open(service, mock_llm, before), 1))
             await turn.wait_ended()
-            assert service.service.running.admission.running == 0
+            assert service.running_turns == 0
             user, answer = await service.history(session_id)
             assert (user["rank"], answer["rank"]) == (0, 1)
             assert answer["metadata"]["finish_reason"] == "cancelled"
@@ -88,11 +88,11 @@ async def test_close_4000_of_a_compatible_client_does_the_same(start_service, mo
             await say(socket, **ask_frame(session_id))
             await hear(socket)
             await until_open(service, mock_llm, before + 1)
-            turn = service.turns.find("e1", "admin")
+            turn = service.turn("e1")
             await socket.close(4000, "client_stop")
         record_property("upstream_closed_ms", round(await until_open(service, mock_llm, before), 1))
         await turn.wait_ended()
-        assert service.service.running.admission.running == 0
+        assert service.running_turns == 0
         assert (await service.history(session_id))[1]["metadata"]["extras"]["status"] == "interrupted"
 
 
@@ -105,7 +105,7 @@ async def test_the_last_follower_that_leaves_cancels_and_no_other(start_service,
             await hear_until(first, "message")
             await say(second, type="resume", session_id=session_id, exchange_id="e1")
             await hear_until(second, "message")
-            turn = service.turns.find("e1", "admin")
+            turn = service.turn("e1")
             await first.close()
             await say(second, type="ping")
             assert (await hear(second))["type"] == "pong"

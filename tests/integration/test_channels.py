@@ -232,6 +232,7 @@ BOUNDS: Final[dict[str, tuple[Frame, Row]]] = {
 }
 
 
+@pytest.mark.one_instance("its limit is of one process")
 @pytest.mark.parametrize(("limits", "row"), BOUNDS.values(), ids=BOUNDS)
 async def test_what_is_over_a_limit(start_service: StartService, limits: Frame, row: Row) -> None:
     async with start_service(SLOW, limits=limits) as service, service.native() as busy:
@@ -250,6 +251,7 @@ def statements(service: RunningService, operation: str) -> float:
     return service.service._registry.get_sample_value("app_db_statement_seconds_count", labels) or 0.0
 
 
+@pytest.mark.one_instance("fills the pool and the disk of one process")
 async def test_what_storage_stands_against(start_service: StartService) -> None:
     small = {"postgres": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.2}}
     free = [1 << 40]
@@ -366,7 +368,7 @@ async def test_what_takes_too_long(start_service: StartService) -> None:
 async def told_something(service: RunningService, exchange_id: str) -> None:
     """Return once a turn has a part of its answer."""
     async with asyncio.timeout(PATIENCE_S):
-        while (turn := service.turns.find(exchange_id, "admin")) is None:  # noqa: ASYNC110 - it is on its way
+        while (turn := service.turn(exchange_id)) is None:  # noqa: ASYNC110 - it is on its way
             await asyncio.sleep(0.01)
         heard = asyncio.Event()
         turn.follow(heard.set)
@@ -376,6 +378,7 @@ async def told_something(service: RunningService, exchange_id: str) -> None:
         turn.unfollow(heard.set)
 
 
+@pytest.mark.one_instance("its process drains")
 @pytest.mark.parametrize("drained", [False, True], ids=["cancel", "drain deadline"])
 async def test_what_is_stopped(start_service: StartService, drained: bool) -> None:
     rows = {"stopped": stopped(1012 if drained else STAYS)}
@@ -445,6 +448,7 @@ async def knocked(service: RunningService, origin: str | None = None) -> dict[st
     return found
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_what_is_turned_away_at_the_door(start_service: StartService) -> None:
     async with start_service(limits={"max_sockets": 1}) as service, service.native():
         assert await knocked(service) == dict.fromkeys(ANSWERED, (503, "overloaded", True))
@@ -453,6 +457,7 @@ async def test_what_is_turned_away_at_the_door(start_service: StartService) -> N
         assert await knocked(service) == dict.fromkeys(ANSWERED, (429, "rate_limited", True))
 
 
+@pytest.mark.one_instance("of two sockets that are opened at once instances do not know which is older")
 async def test_one_socket_too_many_of_a_user(start_service: StartService) -> None:
     async with start_service(limits={"per_user": {"sockets": 1}}) as service, AsyncExitStack() as stack:
         session_id = await service.create_session()

@@ -99,6 +99,7 @@ async def test_a_bad_frame_is_answered_after_the_asks_before_it(start_service):
             assert await closed_with(socket) == 1011
 
 
+@pytest.mark.one_instance("its process drains")
 async def test_asks_that_wait_when_a_drain_begins_or_come_in_it_are_each_told_so(start_service):
     """In their order, behind the answer that was being written; nothing of them is stored."""
     async with held_model() as model, start_service(ai=model.ai, deadlines={"drain_s": 600}) as service:
@@ -140,7 +141,7 @@ async def test_close_4000_cancels_whatever_is_being_written(start_service):
         async with asyncio.TaskGroup() as group:
             for number in range(30):
                 group.create_task(ask_and_stop(number))
-        turns = [service.turns.find(f"e{number}", "admin") for number in range(30)]
+        turns = [service.turn(f"e{number}") for number in range(30)]
         async with asyncio.timeout(PATIENCE_S):
             for turn in turns:
                 if turn is not None:  # stopped before its first step
@@ -176,7 +177,7 @@ async def test_close_4000_cancels_and_the_turn_is_in_history_as_interrupted(star
             await say(socket, **ask(session_id, client_exchange_id="e1"))
             await hear(socket)
             await socket.close(4000, "client_stop")
-        turn = service.turns.find("e1", "admin")
+        turn = service.turn("e1")
         async with asyncio.timeout(PATIENCE_S):
             await turn.wait_ended()
         messages = await service.history(session_id)
@@ -191,7 +192,7 @@ async def test_any_other_close_lets_the_turn_finish_into_history(start_service):
         async with service.compatible() as socket:
             await say(socket, **ask(session_id, client_exchange_id="e1"))
             await hear(socket)
-        turn = service.turns.find("e1", "admin")
+        turn = service.turn("e1")
         async with asyncio.timeout(PATIENCE_S):
             await turn.wait_ended()
         messages = await service.history(session_id)

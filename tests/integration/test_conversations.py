@@ -45,7 +45,7 @@ async def test_pages_and_search_with_and_without_what_is_committed(service):
         assert await listed(service, "?q=ostri") == ["What about ostriches?"]
         assert await listed(service, "?q=ABOUT%20two") == ["Two"]
         assert await listed(service, "?q=nothing%20of%20it") == []
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_there_are_two_formats(service, query):
 
 async def test_a_long_history_is_compressed_and_the_same(service):
     session_id = await talk(service, "Long", *(f"Question {number} " * 50 for number in range(3)))
-    await service.service.running.persistence.flush(PATIENCE_S)
+    await service.flush()
     path = f"{BASE}/chatbot/session/{session_id}/history"
     answers = {}
     for encoding in ("identity", "gzip"):
@@ -101,11 +101,12 @@ async def test_a_long_history_is_compressed_and_the_same(service):
 
 async def long_conversation(service, turns=6, chars=60_000):
     """A session whose history is several pages, most of which wait for Postgres or have just been committed."""
-    session = await service.service.running.persistence.store.get(await service.create_session("Long"), "admin")
+    persistence = service.instances[0].running.persistence
+    session = await persistence.store.get(await service.create_session("Long"), "admin")
     session_id = session.id
     for number in range(turns):
         record = turn(session, f"x{number}", f"question {number}", "é" * chars)
-        await service.service.running.persistence.log.append(record)
+        await persistence.log.append(record)
         session = record.session
     return session_id
 
@@ -113,7 +114,7 @@ async def long_conversation(service, turns=6, chars=60_000):
 @pytest.mark.parametrize("encoding", ["identity", "gzip", "zstd"])
 async def test_a_long_history_and_its_export_come_whole_and_byte_for_byte(service, encoding):
     session_id = await long_conversation(service)
-    persistence = service.service.running.persistence
+    persistence = service.instances[0].running.persistence
     await persistence.flush(PATIENCE_S)
     stored = b",".join(await history_of(persistence.store, session_id, "admin"))
     session = (await persistence.store.get(session_id, "admin")).wire()
@@ -137,6 +138,7 @@ async def test_a_long_history_and_its_export_come_whole_and_byte_for_byte(servic
     ]
 
 
+@pytest.mark.one_instance("what the balancer reads ahead hides the reader")
 async def test_a_reader_that_stops_in_the_middle_is_cut_off_and_counted(start_service):
     async with start_service(deadlines={"send_s": 1}) as service:
         session_id = await long_conversation(service, turns=12, chars=400_000)
@@ -150,4 +152,4 @@ async def test_a_reader_that_stops_in_the_middle_is_cut_off_and_counted(start_se
                 sock, b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % f"{BASE}/chatbot/session/{session_id}/history".encode()
             )
             await until(lambda: hits(service, "answers_unread") == 1)
-        assert service.service.running.chat.answers.gate.running == 0
+        assert [each.running.chat.answers.gate.running for each in service.instances] == [0] * len(service.instances)

@@ -15,6 +15,8 @@ from backend_kit.auth import Identity
 from tests.support.people import SECRET, SECURITY, headers_of
 from tests.support.service import BASE, hear, hear_until, say
 
+pytestmark = pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
+
 OPEN = {"use_static_config_only": False}
 AUTHORED = "tests.agentic_backend.agent.authored"
 EDITING = {"agents:create", "agents:update", "agents:delete"}
@@ -118,8 +120,7 @@ async def test_its_figures_stand_under_one_name(service):
         _, agent = await create(service, f"Agent {number}")
         session_id = await service.create_session(agent_id=agent["id"])
         await answer(service, session_id, agent["id"], f"e{number}")
-    registry = service.service.running.chat.kpi.registry
-    assert registry.get_sample_value("app_turns_total", {"agent": "made", "status": "ok"}) == 3
+    assert service.sample("app_turns_total", agent="made", status="ok") == 3
 
 
 @pytest.mark.parametrize(
@@ -251,10 +252,10 @@ async def test_the_role_is_read_from_the_token(start_service):
 
 
 async def test_who_may_change_agents(service):
-    services = service.service.running.chat.agents
+    services = service.instances[0].running.chat.agents
     assert set(await service.get("/config/permissions")) > EDITING
     roles = PolicyRoles(operators=frozenset({"operator"}), editors=frozenset({"admin", "keeper"}))
-    restricted = replace(services, policy=AgentPolicy(service.service.running.persistence.grants, roles))
+    restricted = replace(services, policy=AgentPolicy(service.instances[0].running.persistence.grants, roles))
     callers = [Identity("u", "u", roles=frozenset(roles)) for roles in ((), ("reader",), ("reader", "keeper"))]
     assert [services.may_edit(caller) for caller in callers] == [True, True, True]
     assert [restricted.may_edit(caller) for caller in callers] == [False, False, True]
@@ -278,6 +279,7 @@ async def test_it_survives_a_restart_and_what_no_longer_fits_is_left_out(start_s
         assert await ids(service) == ["Georges"]
 
 
+@pytest.mark.one_instance("starts its own two instances")
 async def test_another_instance_sees_it_at_its_next_look(start_service):
     many = {"ack": "db", "replicas": "many"}
     async with (

@@ -17,6 +17,8 @@ from tests.support.clock import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, WAITS_FOR_THE_DISK, hear, hear_until, say
 
+pytestmark = pytest.mark.one_instance("looks into the spool, the caches and the retention of one process")
+
 FILL = {
     "session_attachments": "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
     " VALUES ('a1', %(id)s, 'admin', 'a.txt', 1)",
@@ -119,7 +121,7 @@ async def test_what_was_stored_is_gone_also_after_a_restart(start_service, datab
         session_id, other = await service.create_session(), await service.create_session()
         for one in (session_id, other):
             await say_and_hear(service, one, f"{one}-e1")
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await asyncio.to_thread(fill, database, session_id)
         assert 0 not in (await left(database, session_id)).values()
         for one in (session_id, other):
@@ -144,7 +146,7 @@ async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(sta
     async with start_service(parts=WAITS_FOR_THE_DISK) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await asyncio.to_thread(fill, database, session_id)
         async with await psycopg.AsyncConnection.connect(database.dsn) as slow:
             await slow.execute("SELECT FROM session WHERE session_id = %s FOR UPDATE", (session_id,))
@@ -163,7 +165,7 @@ async def test_turns_that_are_still_on_their_way_go_too_and_do_not_come_back(sta
                 assert not deleting.done()
                 await slow.rollback()
         assert deleting.result() == (200, True)
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await nothing_left(service, database, session_id)
     async with start_service() as service:
         await nothing_left(service, database, session_id)
@@ -178,8 +180,8 @@ async def test_a_turn_that_runs_is_stopped_and_leaves_nothing(start_service, dat
             await hear_until(socket, "delta")
             assert await delete(service, session_id) == (200, True)
             assert (await hear_until(socket, "cancelled"))[-1]["exchange_id"] == "e1"
-        assert service.turns.find("e1", "admin") is None
-        await service.service.running.persistence.flush(PATIENCE_S)
+        assert service.turn("e1") is None
+        await service.flush()
         await nothing_left(service, database, session_id)
 
 
@@ -204,14 +206,14 @@ async def test_retention_deletes_as_much_and_leaves_the_young(start_service, dat
         old, young = await service.create_session(), await service.create_session()
         for session_id in (old, young):
             await say_and_hear(service, session_id, f"{session_id}-e1")
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await asyncio.to_thread(fill, database, old)
         await asyncio.to_thread(age, database, old)
         clock.now += 31 * 86_400.0  # the process has used both last so long ago; Postgres says it of one alone
         bury(service, old)
         await retention_of(service).prune()
         await nothing_left(service, database, old)
-        assert service.turns.find(f"{old}-e1", "admin") is None
+        assert service.turn(f"{old}-e1") is None
         assert len(await service.history(young)) == 2
 
 
@@ -247,7 +249,7 @@ async def test_retention_leaves_what_this_process_has_used_whatever_postgres_say
     async with start_service(history={"retention_days": 30}, parts=Parts(turns=kept)) as service:
         session_id = await service.create_session()
         await say_and_hear(service, session_id, "e1")
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await asyncio.to_thread(age, database, session_id)
         if known_by == "registry":
             service.service.running.persistence.cache.forget((session_id, "admin"))
@@ -291,5 +293,5 @@ async def test_retention_leaves_a_session_that_is_used_again(start_service, data
             await retention_of(service).prune()
             await say(socket, type="cancel", exchange_id="e2")
             await hear_until(socket, "cancelled")
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         assert [message["rank"] for message in await service.history(session_id)] == [0, 1, 2, 3]

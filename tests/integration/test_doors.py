@@ -4,6 +4,7 @@ import sys
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -14,6 +15,8 @@ from backend_kit.http import request_id
 from tests.support.following import ask_frame
 from tests.support.patience import PATIENCE_S
 from tests.support.service import RunningService, StartService, hear, hits, say
+
+pytestmark = pytest.mark.one_instance("adds a route to one process")
 
 DOORS = ("openai", "agui", "mcp")
 
@@ -104,7 +107,7 @@ async def test_a_silent_stream_has_the_doors_heartbeats_and_a_drain_waits_for_it
             assert await response.content.readexactly(1) == b"~"
             running = service.service.running
             assert len(running.hub) == 1
-            turn = service.turns.find("e1", "admin")
+            turn = service.turn("e1")
             assert turn is not None
             turn.cancel()
             assert (await response.content.read()).strip(b"~").startswith(b"[")
@@ -117,7 +120,7 @@ async def test_a_client_that_leaves_stops_a_turn_that_wants_it(start_service: St
         session = await service.create_session()
         async with service.http.get(f"/plain?session={session}&say=Hello") as response:
             await response.content.readexactly(1)
-            turn = service.turns.find("e1", "admin")
+            turn = service.turn("e1")
         assert turn is not None
         await turn.wait_ended()
         assert turn.cancel_requested

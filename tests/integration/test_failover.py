@@ -8,7 +8,7 @@ import pytest
 from tests.support.replicas import DATABASE
 from tests.support.service import hear_until, say
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.one_instance("cuts the connections of one process")]
 
 
 async def answer(socket, session_id, exchange_id):

@@ -82,6 +82,7 @@ async def test_a_baseline_call_fails_as_internal_where_nobody_foresaw_it(start_s
     assert "in the call" in caplog.text
 
 
+@pytest.mark.one_instance("looks into one process")
 async def test_a_baseline_call_is_stopped_by_4000_and_by_cancel(start_service):
     async with start_service("mock;ttft=600000") as service:
         baseline = service.service.running.baseline
@@ -95,6 +96,7 @@ async def test_a_baseline_call_is_stopped_by_4000_and_by_cancel(start_service):
         assert baseline.find("e1", "admin") is None
 
 
+@pytest.mark.one_instance("looks into one process")
 async def test_nothing_is_known_of_a_baseline_call_that_has_ended(service):
     baseline = service.service.running.baseline
     async with service.compatible("-baseline") as socket:
@@ -109,6 +111,7 @@ async def test_nothing_is_known_of_a_baseline_call_that_has_ended(service):
         assert told.events[-1].payload.code == "exchange_not_found"
 
 
+@pytest.mark.one_instance("its process drains")
 async def test_a_drain_ends_a_baseline_call_at_its_deadline(start_service):
     async with start_service("mock;ttft=600000", deadlines={"drain_s": 0.1}) as service:
         async with service.compatible("-baseline") as socket:
@@ -120,6 +123,7 @@ async def test_a_drain_ends_a_baseline_call_at_its_deadline(start_service):
         assert service.service.running.baseline.running == 0
 
 
+@pytest.mark.one_instance("its process drains")
 async def test_a_baseline_call_during_a_drain_is_refused(service):
     async with service.compatible("-baseline") as socket:
         service.service.running.baseline.draining = True
@@ -163,6 +167,7 @@ class SlowPersistence(Persistence):
         self.log = SlowLog(self.log)
 
 
+@pytest.mark.one_instance("holds the log of one process")
 async def test_a_stop_while_a_turn_is_being_recorded_comes_too_late(start_service):
     async with start_service(parts=Parts(persistence=SlowPersistence)) as service, service.native() as socket:
         log = service.service.running.persistence.log

@@ -20,7 +20,7 @@ async def give(service, sent):
 
 async def talk(service, *, turns=2):
     """A session of so many exchanges, which may wait for Postgres: ranks from 0, exchanges x0, x1."""
-    persistence = service.service.running.persistence
+    persistence = service.instances[0].running.persistence
     session = await persistence.store.get(await service.create_session(), "admin")
     for number in range(turns):
         record = turn(session, f"x{number}")
@@ -73,10 +73,11 @@ async def test_it_goes_with_its_session(service):
     assert (await give(service, body(session_id)))[0] == 403
 
 
+@pytest.mark.one_instance("holds the batcher of one process")
 async def test_it_is_gone_at_once_where_the_delete_waits(service):
     session_id = await talk(service)
     await give(service, body(session_id))
-    persistence = service.service.running.persistence
+    persistence = service.instances[0].running.persistence
     persistence.batcher.delete((session_id, "admin"))
     assert await own(service) == []
     assert (await give(service, body(session_id, messageId="2")))[0] == 403
@@ -114,7 +115,7 @@ async def test_what_just_fits_is_taken(service):
 @pytest.mark.parametrize("stored", [False, True], ids=["pending", "stored"])
 async def test_only_a_message_that_there_is_has_one(service, stored):
     session_id, other = await talk(service), await service.create_session()
-    persistence = service.service.running.persistence
+    persistence = service.instances[0].running.persistence
     if stored:
         await persistence.flush(PATIENCE_S)
     for named in ("4", "-1", "01", "2147483648", "9" * 20, "x", "x2", "é"):
@@ -129,7 +130,7 @@ async def test_only_a_message_that_there_is_has_one(service, stored):
 async def test_an_answer_has_one_by_whichever_name(service, stored):
     session_id = await talk(service)
     if stored:
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
     for rating, named in enumerate(("3", "x1", "2", "x0", "1", "x1"), 1):
         assert (await give(service, body(session_id, messageId=named, rating=min(rating, 5))))[0] == 204
     assert {one["messageId"]: one["rating"] for one in await own(service)} == {"x1": 5, "1": 5, "2": 3}

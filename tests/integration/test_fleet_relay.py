@@ -15,6 +15,8 @@ from tests.agentic_backend.records import until
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, NATIVE, RunningService, StartService, hear_until, say
 
+pytestmark = pytest.mark.one_instance("is about one instance as another one sees it")
+
 MANY: dict[str, Any] = {"persistence": {"ack": "db", "replicas": "many"}}
 
 
@@ -56,7 +58,7 @@ async def test_a_real_turn_is_the_same_from_another_instance_at_every_place(star
             heard = await hear_until(socket, "accepted")
             copies = [group.create_task(mirrored(service, peers, session_id)) for _ in range(2)]
             heard += await hear_until(socket, "final")
-        turn = service.turns.find("e", "admin")
+        turn = service.turn("e")
         assert turn is not None
         wanted = [frames.native(turn, event) for event in turn.events]
         late = [await mirrored(service, peers, session_id, after) for after in range(len(wanted))]

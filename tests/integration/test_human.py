@@ -6,6 +6,7 @@ import re
 from contextlib import asynccontextmanager
 
 import psycopg
+import pytest
 
 from tests.agentic_backend.llm.scripted import scripted
 from tests.support.agentic import start_process
@@ -92,6 +93,7 @@ async def used(tools, name):
     return (await counts(tools))["counts"].get(name, 0)
 
 
+@pytest.mark.one_instance("counts what one process asks its tools")
 async def test_a_run_waits_for_a_person_and_goes_on(start_service, tool_server, database):
     async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
         session_id = await service.create_session(agent_id="Sammy", title=None)
@@ -295,6 +297,7 @@ async def test_a_deleted_session_leaves_no_checkpoint(start_service, tool_server
         assert (await answered(service, session_id))[-1]["code"] == "session_not_found"
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_resuming_the_events_of_an_exchange_goes_over_both_runs(start_service, tool_server):
     async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
         session_id = await service.create_session(agent_id="Sammy")
@@ -338,6 +341,7 @@ async def test_a_person_answers_over_an_event_stream_once(start_service, tool_se
         assert len(model.requests) == 2
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_stream_of_an_answer_may_begin_with_what_was_missed_of_the_question(start_service, tool_server):
     async with scripted(NOTES, DONE) as model, start_service(**sections(model, tool_server)) as service:
         session_id = await service.create_session(agent_id="Sammy")

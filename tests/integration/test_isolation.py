@@ -194,7 +194,7 @@ class Belongings:
             while (await hear(socket))["type"] != "cancelled":
                 pass
         response_id = await cls.response(http)
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         await asyncio.to_thread(attach, database, sessions[0])
         body = {"rating": 5, "messageId": "1", "sessionId": sessions[0], "agentName": "Georges", "comment": SECRET_WORD}
         async with http.post(f"{BASE}/chatbot/feedback", json=body, headers=ann) as response:
@@ -252,7 +252,7 @@ class Belongings:
 
     def ann_is_answered(self):
         """Whether her turn goes on."""
-        turn = self.service.turns.find("ann-runs", "ann")
+        turn = self.service.turn("ann-runs", "ann")
         return turn is not None and not turn.ended
 
     async def answer(self, user, operation, request, ids):
@@ -317,8 +317,9 @@ def test_every_operation_route_and_frame_has_its_place_here():
     assert streamed == {request["json"]["type"] for request in OPERATIONS["POST /chatbot/query/stream"].requests}
 
 
+@pytest.mark.one_instance("several instances have a route more")
 async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(belongings):
-    app = belongings.service.service.app
+    app = belongings.service.instances[0].app
     document = {
         f"{method.upper()} {path.removeprefix(BASE)}"
         for path, operations in app.openapi()["paths"].items()

@@ -42,6 +42,7 @@ async def test_a_service_starts_while_its_issuer_is_away_and_lets_in_once_it_is_
                 assert (await response.json())["dependencies"]["identity_provider"] == {"status": "up"}
 
 
+@pytest.mark.one_instance("each process has its own keys of the issuer")
 async def test_a_socket_is_renewed_by_a_key_that_is_new(start_service):
     async with issuer() as made, start_service(security=security_of(made), parts=Parts(keys=PATIENT)) as service:
         async with service.native(made.token()) as socket:
@@ -101,6 +102,7 @@ async def let_in(service, token):
         pass
 
 
+@pytest.mark.one_instance("each process has its own keys of the issuer")
 async def test_an_issuer_behind_a_bad_network_holds_up_nobody_with_a_known_key(start_service):
     """docs/trust.md#E8: it hangs, answers after 30 s, or is gone. Issuer and service share this loop, which is
     watched."""

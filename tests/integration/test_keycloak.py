@@ -43,7 +43,7 @@ async def test_its_users_ask_and_see_what_is_theirs(keycloak, start_service):
         assert await status_of(service, bob, history) == await status_of(
             service, bob, "/chatbot/session/AAAAAAAAAAA/history"
         )
-        identity = await service.service._verifier.verify(ada)
+        identity = await service.instances[0]._verifier.verify(ada)
         assert (identity.username, identity.email, identity.groups) == ("ada", "ada@example.org", ("/staff",))
         assert identity.roles == {"user", "operator"}
         async with service.http.get(f"{BASE}/ready") as response:

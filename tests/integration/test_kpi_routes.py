@@ -27,6 +27,8 @@ from tests.support.service import BASE, RunningService, ServiceClient, StartServ
 
 __all__ = ["start_process"]
 
+pytestmark = pytest.mark.one_instance("an instance measures itself")
+
 SECRET = "0123456789abcdef0123456789abcdef"
 ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls", "/kpi/instances")
 

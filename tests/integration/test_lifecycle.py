@@ -219,6 +219,7 @@ async def test_a_start_before_postgres_is_live_and_becomes_ready_with_it(start_p
         assert await service.history(session_id) == final["messages"]
 
 
+@pytest.mark.one_instance("is about one process")
 async def test_known_sessions_go_on_while_postgres_is_away(start_service, own_postgres):
     await asyncio.to_thread(own_postgres.start)
     async with start_service(storage=where(own_postgres)) as service:
@@ -226,7 +227,7 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, own_po
         async with service.native() as socket:
             await say(socket, **ask(known, "My name is Ada."))
             finals = [(await hear_until(socket, "final"))[-1]]
-            assert await service.service.running.persistence.flush(PATIENCE_S) == 0
+            assert await service.flush() == 0
             await asyncio.to_thread(own_postgres.stop)
 
             await say(socket, **ask(known, "What is my name?"))
@@ -256,6 +257,7 @@ async def test_known_sessions_go_on_while_postgres_is_away(start_service, own_po
     assert idle not in rows
 
 
+@pytest.mark.one_instance("is about one process")
 async def test_an_instance_that_cannot_renew_takes_no_new_work_and_goes_on_with_its_turn(start_service, own_postgres):
     await asyncio.to_thread(own_postgres.start)
     many = {"persistence": {"replicas": "many"}}
@@ -283,6 +285,7 @@ async def test_an_instance_that_cannot_renew_takes_no_new_work_and_goes_on_with_
         assert await service.history(session_id) == final["messages"]
 
 
+@pytest.mark.one_instance("is about one process")
 async def test_two_services_in_one_process_share_nothing(start_service, postgres):
     elsewhere = {"postgres": {"database": postgres.database}}
     async with start_service("mock;tokens=3") as one, start_service("mock;tokens=4", storage=elsewhere) as other:
@@ -307,6 +310,7 @@ def thresholds():
     gc.set_threshold(*before)
 
 
+@pytest.mark.one_instance("is about one process")
 @pytest.mark.usefixtures("thresholds")
 @pytest.mark.parametrize("freezes", [True, False])
 async def test_memory_is_looked_after_where_start_up_is_out_of_collection(start_service, freezes):

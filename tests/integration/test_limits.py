@@ -39,6 +39,7 @@ async def test_of_a_hundred_sessions_asked_for_at_once_the_last_place_has_one_wi
         assert hits(service, "max_concurrent_sessions_per_user") == 99
 
 
+@pytest.mark.one_instance("its limit is of one process")
 @pytest.mark.parametrize(
     ("limits", "limit", "answer"),
     [
@@ -101,7 +102,9 @@ async def test_what_is_too_long_is_counted_on_every_channel(start_service):
             with pytest.raises(ConnectionClosed):
                 await hear(socket)
             assert socket.close_code == 1009
-        assert await service.service.running.hub.wait_empty(PATIENCE_S) == 0
+        assert [await each.running.hub.wait_empty(PATIENCE_S) for each in service.instances] == [0] * len(
+            service.instances
+        )
         assert hits(service, "max_frame_bytes") == 1
 
 
@@ -123,11 +126,12 @@ async def test_what_may_wait_for_a_session_or_on_a_socket_is_bounded_and_counted
             assert hits(service, "asks_per_socket") == 1
             for exchange in ("e", "f"):
                 for number in reversed(range(24)):
-                    turn = service.turns.find(f"{exchange}{number}", "admin")
+                    turn = service.turn(f"{exchange}{number}")
                     if turn is not None:
                         turn.cancel()
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_the_baseline_keeps_the_limits_of_turns(start_service):
     limits = {"per_user": {"turns": 2}, "max_turns": 3, "queue_length": 0}
     async with start_service(SLOW, limits=limits, security=SECURITY) as service:
@@ -145,6 +149,6 @@ async def test_the_baseline_keeps_the_limits_of_turns(start_service):
         assert (hits(service, "per_user_turns"), hits(service, "max_turns")) == (1, 1)
         for socket in held:
             await socket.close(4000)
-        await _until(lambda: service.service.running.admission.running == 0)
+        await _until(lambda: service.running_turns == 0)
         assert (await first_frame("ann"))["type"] == "stream"
         await held[-1].close(4000)

@@ -108,7 +108,7 @@ async def status_in(service: RunningService, session_id: str, **headers: str) ->
 async def quiet(service: RunningService) -> None:
     """Wait until no turn runs."""
     async with asyncio.timeout(PATIENCE_S):
-        while service.turns.running:  # noqa: ASYNC110 - a registry tells nobody
+        while service.running_turns:  # noqa: ASYNC110 - a registry tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -272,7 +272,7 @@ async def test_a_client_that_gives_up_stops_the_turn(start_service: StartService
         call = asyncio.ensure_future(client.call_tool("ask_Georges", {"question": "x"}, progress_callback=note))
         async with asyncio.timeout(PATIENCE_S):
             await begun.wait()
-        assert service.turns.running == 1
+        assert service.running_turns == 1
         call.cancel()
         await asyncio.wait([call])
         await quiet(service)
@@ -358,6 +358,7 @@ async def test_a_session_is_its_users_alone(start_service: StartService) -> None
         assert await status_in(service, session_id, **ada) == 404
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_the_session_that_was_not_used_for_longest_makes_room(start_service: StartService) -> None:
     async with start_service(security=SECURITY, doors={"mcp_sessions_per_user": 2}) as service:
         ada, ben = headers_of("ada"), headers_of("ben")
@@ -370,6 +371,7 @@ async def test_the_session_that_was_not_used_for_longest_makes_room(start_servic
         assert await status_in(service, bens, **ben) == 200
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_a_flood_of_handshakes_leaves_as_many_sessions_as_a_user_may_have(start_service: StartService) -> None:
     async with start_service(security=SECURITY, doors={"mcp_sessions_per_user": 3}) as service:
         ada, ben = headers_of("ada"), headers_of("ben")
@@ -387,6 +389,7 @@ async def test_a_flood_of_handshakes_leaves_as_many_sessions_as_a_user_may_have(
         assert await status_in(service, bens, **ben) == 200
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_sessions_that_all_answer_are_not_ended_for_another(start_service: StartService) -> None:
     async with (
         scripted(stalls_after(token("a"))) as model,
@@ -422,6 +425,7 @@ async def test_a_session_that_nobody_uses_ends(start_service: StartService) -> N
                 await asyncio.sleep(pause_s)
 
 
+@pytest.mark.one_instance("its process drains")
 async def test_a_call_is_answered_at_the_end_and_none_is_begun(start_service: StartService) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(start_service("mock;tokens=20;gap=50"))

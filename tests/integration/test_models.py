@@ -83,6 +83,7 @@ async def test_the_turn_chooses_before_the_session_and_the_session_before_the_ag
             assert await answered(socket, **ask(session_id, f"strange {strange}")) == "mock"
 
 
+@pytest.mark.one_instance("counts what one process keeps")
 async def test_a_graph_and_a_client_are_shared_and_figures_are_by_model(service):
     session_id = await service.create_session()
     async with service.native() as socket:
@@ -121,7 +122,8 @@ async def test_an_answer_is_told_again_although_its_model_is_no_longer_offered(s
     session_id = await service.create_session()
     async with service.native() as socket:
         await answered(socket, **ask(session_id, model="large"))
-    service.service.running.registry._ended.clear()
+    for each in service.instances:
+        each.running.registry._ended.clear()
     frame = ask(session_id, model="gone")
     async with service.native() as socket:
         assert await answered(socket, **frame) == LARGE
@@ -189,9 +191,8 @@ async def test_another_model_answers_where_one_is_down_and_says_so(start_service
         session_id = await service.create_session()
         async with service.native() as socket:
             assert await answered(socket, **ask(session_id)) == SMALL
-        value = service.service.running.chat.kpi.registry.get_sample_value
-        assert value("app_llm_fallbacks_total", {"model": down, "cause": "llm_unavailable"}) == 1
-        assert value("app_turns_total", {"agent": "Georges", "status": "ok"}) == 1
+        assert service.sample("app_llm_fallbacks_total", model=down, cause="llm_unavailable") == 1
+        assert service.sample("app_turns_total", agent="Georges", status="ok") == 1
 
 
 async def test_an_endpoint_that_is_down_is_left_out(start_service, mock_llm):

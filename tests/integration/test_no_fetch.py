@@ -40,6 +40,7 @@ async def test_an_address_in_whatever_a_user_sends_is_not_called(service):
         assert nobody.calls == 0
 
 
+@pytest.mark.one_instance("an agent, and who may use it, is known to other instances within seconds")
 async def test_an_agent_that_is_made_over_rest_cannot_name_an_address(start_service):
     """Of a model, an MCP server or knowledge flow: it names what the configuration has, by its id."""
     async with trap() as nobody, start_service(ai=editing()) as service:

@@ -506,6 +506,7 @@ async def test_without_a_key_it_is_401_in_their_shape(start_service):
         assert await session_of(service, headers_of("bob")) == []
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_a_full_service_says_when_to_come_back(start_service):
     limits = {"max_turns": 1, "queue_length": 0, "queue_deadline_s": 0.01}
     async with (
@@ -538,12 +539,14 @@ async def test_a_failure_in_the_turn_is_an_error_for_both_kinds_of_answer(start_
     assert broken.value.code == "llm_protocol"
 
 
+@pytest.mark.one_instance("who leaves before the question is in Postgres leaves nothing behind")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", [None, "s1"])
 async def test_a_client_that_leaves_stops_its_turn(start_service, name, stream):
     async with held_model("zero") as model, start_service(ai=model.ai) as service:
         headers = {} if name is None else {"X-Turnwise-Session": name}
-        turns = service.service.running.turns.unkept if name is None else service.turns
+        every = [each.running.turns for each in service.instances]
+        registries = [turns.unkept if name is None else turns.registry for turns in every]
         body = {"model": "Georges", "messages": [USER], "stream": stream}
         asking = asyncio.create_task(service.http.post(CHAT, json=body, headers=headers).__aenter__())
         async with asyncio.timeout(PATIENCE_S):
@@ -552,9 +555,9 @@ async def test_a_client_that_leaves_stops_its_turn(start_service, name, stream):
                 await response.content.readuntil(b"zero")
                 response.close()
             else:
-                await until(lambda: turns.running)
+                await until(lambda: any(registry.running for registry in registries))
                 asking.cancel()
-            await until(lambda: not turns.running)
+            await until(lambda: not any(registry.running for registry in registries))
         if name is not None:
             [session] = await session_of(service, {})
             history = await service.history(session["id"])
@@ -568,7 +571,7 @@ async def test_a_client_may_leave_its_turn_to_end(start_service):
             await response.content.readuntil(b"zero")
             exchange_id = response.headers["X-Turnwise-Exchange-Id"]
             response.close()
-        turn = service.turns.find(exchange_id, "admin")
+        turn = service.turn(exchange_id)
         async with asyncio.timeout(PATIENCE_S):
             await until(lambda: not turn.followed)
             model.go.set()
@@ -635,9 +638,10 @@ async def test_a_turn_that_somebody_else_stops_ends_with_an_error(start_service,
             ask = service.http.post(CHAT, json=body, headers={"X-Turnwise-Session": "s1"})
             asking = group.create_task(ask.__aenter__())
             async with asyncio.timeout(PATIENCE_S):
-                await until(lambda: service.turns.running)
+                await until(lambda: service.running_turns)
                 [session] = await session_of(service, {})
-                await service.turns.forget(session["id"], "admin")
+                for each in service.instances:
+                    await each.running.registry.forget(session["id"], "admin")
             response = await asking
         text = (await response.read()).decode()
     error = chunks_of(text.split("\n\n")[:-1])[-1]["error"] if stream else json.loads(text)["error"]

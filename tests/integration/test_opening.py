@@ -20,7 +20,7 @@ async def post(service: RunningService, user: str | None = None, **body: Any) ->
 
 
 def sessions_of(service: RunningService) -> Sessions:
-    return service.service.running.doors.sessions
+    return service.instances[0].running.doors.sessions
 
 
 async def talk(service: RunningService, session_id: str, exchange_id: str, message: str) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import pytest
 
 from agentic_backend.chat.frames import MAX_DEPTH
 from agentic_backend.rest.preferences import MAX_BYTES
-from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE, hear_until, say
 
 SECRET = "a secret of at least thirty-two bytes"
@@ -61,11 +60,12 @@ async def test_a_following_turn_does_not_overwrite_them_and_its_frames_show_them
         await say(socket, **ask(session_id, "e2"))
         final = (await hear_until(socket, "final"))[-1]
     assert final["session"]["preferences"] == {"theme": "dark"}
-    await service.service.running.persistence.flush(PATIENCE_S)
+    await service.flush()
     data = stored(database, session_id)
     assert (data["preferences"], data["next_rank"], data["title"]) == ({"theme": "dark"}, 4, "Hello")
 
 
+@pytest.mark.one_instance("looks into one process")
 @pytest.mark.parametrize("known", [True, False], ids=["a session in memory", "a session that the turn reads"])
 async def test_a_running_turn_does_not_overwrite_them(start_service, database, known):
     async with start_service(SLOW) as service:
@@ -80,7 +80,7 @@ async def test_a_running_turn_does_not_overwrite_them(start_service, database, k
             await say(socket, type="cancel", exchange_id="e2")
             assert (await hear_until(socket, "cancelled"))[-1]["session"]["preferences"] == {"theme": "dark"}
             assert await preferences(service, session_id) == {"theme": "dark"}
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         assert stored(database, session_id)["preferences"] == {"theme": "dark"}
     async with start_service() as service:
         assert await preferences(service, session_id) == {"theme": "dark"}
@@ -102,7 +102,7 @@ async def test_many_changes_between_turns_keep_order_and_ranks(service, database
 
     await asyncio.gather(change(), talk())
     assert await preferences(service, session_id) == {"number": 19}
-    await service.service.running.persistence.flush(PATIENCE_S)
+    await service.flush()
     assert stored(database, session_id)["preferences"] == {"number": 19}
     assert [message["rank"] for message in await service.history(session_id)] == list(range(20))
 

@@ -73,6 +73,7 @@ async def test_an_answer_is_told_again_after_a_restart_in_both_protocols_without
     ]
 
 
+@pytest.mark.one_instance("looks into one process")
 @pytest.mark.parametrize("persistence", [{}, {"ack": "db", "replicas": "many"}], ids=["one instance", "many"])
 async def test_an_ask_that_many_have_followed_is_still_answered_once(start_service, persistence):
     parts = Parts(turns=RegistryRules(kept_s=0.0))

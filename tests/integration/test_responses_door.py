@@ -109,6 +109,7 @@ async def ended(service, response):
     return got
 
 
+@pytest.mark.blocks_loop("the client builds its types at its first answer")
 async def test_the_official_client_asks_and_streams_and_both_are_one_response(service):
     async with client_of(service) as client:
         answer = await client.responses.create(**ASKED, metadata={"for": "me"}, instructions="Be brief.")
@@ -163,10 +164,10 @@ def said(request):
 
 def reads(service):
     """How often history was read from Postgres."""
-    labels = {"op": "history", "pool": "main"}
-    return service.service._registry.get_sample_value("app_db_statement_seconds_count", labels) or 0.0
+    return service.sample("app_db_statement_seconds_count", op="history", pool="main")
 
 
+@pytest.mark.one_instance("counts what one process keeps")
 async def test_a_conversation_of_lately_is_what_history_has_without_being_read(start_service):
     """What follows a response sees the same, whether this process remembers it or has to read it."""
     items = [
@@ -407,6 +408,7 @@ async def test_citations_are_annotations(start_service):
     assert part.text[cited.start_index : cited.end_index] == "[1]"
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_reasoning_is_told_as_summaries_and_a_late_one_after_the_answer(start_service):
     async with start_service(ai={"agents": [telling()]}) as service, client_of(service) as client:
         heard = await hear(service, {"model": "Teller", "input": "tell"})
@@ -427,6 +429,7 @@ async def cut_everywhere(service, whole, response):
         assert joined(whole[:cut] + rest) == joined(whole), cut
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_response_cut_at_any_event_goes_on_where_it_was_after_a_restart_too(start_service, tool_server):
     """Told as it runs, as it was kept, and from history: the same events under the same numbers."""
     note = wants(("c1", "note", '{"text": "milk"}'), text="I will note it.")
@@ -461,6 +464,7 @@ async def test_a_response_cut_at_any_event_goes_on_where_it_was_after_a_restart_
     assert answer["previous_response_id"] == question["id"]
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_running_response_cut_at_any_event_goes_on_where_it_was(start_service):
     tokens = 10
 
@@ -476,6 +480,7 @@ async def test_a_running_response_cut_at_any_event_goes_on_where_it_was(start_se
             group.create_task(cut_at(number))
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 @pytest.mark.parametrize("keep", [False, True])
 async def test_reasoning_that_is_not_kept_makes_other_numbers_and_that_is_said(start_service, keep):
     settings = {"ai": {"agents": [telling()]}, "history": {"keep_thoughts": keep}}
@@ -556,6 +561,7 @@ async def test_a_background_response_runs_on_and_is_polled_and_streamed(start_se
     assert done["output"][0]["content"][0]["text"] == "zeroone two three"
 
 
+@pytest.mark.one_instance("another instance says queued before it has heard of a running turn")
 async def test_a_background_response_has_a_deadline_of_its_own(start_service):
     async with (
         held_model("zero") as model,
@@ -571,6 +577,7 @@ async def test_a_background_response_has_a_deadline_of_its_own(start_service):
         assert (await ended(service, begun.id))["status"] == "completed"
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_a_background_response_that_waits_is_queued_and_one_without_room_is_refused(start_service):
     limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": PATIENCE_S}
     async with (
@@ -589,6 +596,7 @@ async def test_a_background_response_that_waits_is_queued_and_one_without_room_i
             assert (await ended(service, one.id))["status"] == "completed"
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_a_response_is_cancelled_and_stays_so(start_service):
     async with held_model("zero") as model:
         async with start_service(ai=model.ai) as service, client_of(service) as client:
@@ -615,7 +623,7 @@ async def test_a_client_that_leaves_stops_a_response_that_is_not_in_the_backgrou
     async with held_model("zero") as model, start_service(ai=model.ai) as service:
         heard = await hear(service, ASKED, most=5)
         async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: not service.turns.running)
+            await until(lambda: not service.running_turns)
         assert (await get(service, heard[0]["response"]["id"]))["status"] == "cancelled"
 
 
@@ -653,7 +661,7 @@ async def test_another_users_response_is_not_there(start_service):
         ann, bob = headers_of("ann"), headers_of("bob")
         running = await client.responses.create(**ASKED, background=True)
         async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: service.turns.running)
+            await until(lambda: service.running_turns)
 
         async def is_nowhere():
             missing = (404, "response_not_found", "response_id")
@@ -676,7 +684,7 @@ async def test_another_users_response_is_not_there(start_service):
         await is_nowhere()
         model.go.set()
         async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: not service.turns.running)
+            await until(lambda: not service.running_turns)
         await is_nowhere()
         assert (await get(service, running.id, ann))["status"] == "completed"
         assert await refused(service, "GET", f"{RESPONSES}/{running.id}", headers={"Authorization": ""}) == (

@@ -103,6 +103,7 @@ async def test_without_knowledge_flow_the_answer_says_so_in_both_protocols(
     assert (ready["status"], ready["dependencies"]["knowledge_flow"]["status"]) == ("ready", "unknown")
 
 
+@pytest.mark.one_instance("an instance says what it has reached itself")
 async def test_ready_calls_nothing_up_that_was_never_reached(
     start_service: StartService, knowledge: FakeKnowledge
 ) -> None:
@@ -131,6 +132,7 @@ async def test_while_the_model_of_knowledge_flow_is_fetched_the_answer_says_so_a
     assert len(knowledge.bodies("search")) == 6
 
 
+@pytest.mark.one_instance("an instance says what it has reached itself")
 async def test_ready_tells_that_knowledge_flow_is_down_and_stays_ready(
     start_service: StartService, knowledge: FakeKnowledge
 ) -> None:

@@ -54,6 +54,7 @@ async def test_a_turn_cut_at_any_event_and_resumed_is_what_an_uncut_one_is(start
         assert len({cut.result() for cut in cuts}) > EVENTS / 3
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_last_event_id_goes_on_with_the_same_ask_and_wins_over_the_body(service):
     session_id = await service.create_session(title=None)
     frame = ask_frame(session_id)
@@ -156,12 +157,12 @@ async def test_a_reader_that_leaves_stops_the_turn_only_where_the_ask_says_so(st
         before = (await stats(service, mock_llm))["streams"]["open"]
         session_id = await service.create_session()
         await heard(over_stream(service, ask_frame(session_id, on_disconnect=policy)), up_to=2)
-        turn = service.turns.find("e1", "admin")
+        turn = service.turn("e1")
         await turn.wait_ended()
         await until_open(service, mock_llm, before)
         answer = (await service.history(session_id))[1]
         assert answer["metadata"]["finish_reason"] == ("stop" if policy == "continue" else "cancelled")
-        assert service.service.running.admission.running == 0
+        assert service.running_turns == 0
 
 
 async def test_silence_is_broken_by_comments(start_service):
@@ -210,7 +211,9 @@ async def test_limits_of_sockets_count_streams(start_service):
                     assert response.status == 429
             model.go.set()
             assert [json.loads(text)["type"] async for text in frames][-1] == "final"
-        assert await service.service.running.hub.wait_empty(PATIENCE_S) == 0
+        assert [await each.running.hub.wait_empty(PATIENCE_S) for each in service.instances] == [0] * len(
+            service.instances
+        )
         assert await heard(over_stream(service, ask_frame(other_id, "e2"))) != []
 
 
@@ -226,10 +229,9 @@ async def test_a_reader_that_takes_nothing_is_cut_and_its_turn_ends_in_history(s
             loop = asyncio.get_running_loop()
             await loop.sock_connect(client, ("127.0.0.1", service.port))
             await loop.sock_sendall(client, head + body)
-            hub = service.service.running.hub
             async with asyncio.timeout(PATIENCE_S):
-                while (turn := service.turns.find("e1", "admin")) is None:
+                while (turn := service.turn("e1")) is None:
                     await service.get("/ready")
                 await turn.wait_ended()
-            assert await hub.wait_empty(PATIENCE_S) == 0
+            assert await service.wait_empty() == 0
         assert (await service.history(session_id))[1]["metadata"]["finish_reason"] == "length"

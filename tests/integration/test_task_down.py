@@ -3,6 +3,8 @@
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
+
 from agentic_backend.app import Parts
 from agentic_backend.persist.database import history_database
 from agentic_backend.persist.persistence import Persistence
@@ -11,6 +13,8 @@ from tests.agentic_backend.records import BadDisk, until
 from tests.integration.test_deletion import say_and_hear
 from tests.support.patience import PATIENCE_S
 from tests.support.service import BASE
+
+pytestmark = pytest.mark.one_instance("breaks a task of one process")
 
 ESSENTIAL = [
     "agent-grants",

@@ -134,6 +134,7 @@ async def test_reasoning_is_stored_only_where_that_is_wanted_and_custom_events_n
         assert json.loads(again[-1])["messages"] == history
 
 
+@pytest.mark.one_instance("what has ended is told from history by another instance, with other numbers")
 async def test_kept_reasoning_is_a_message_of_each_stretch_and_is_told_again_from_history(start_service):
     async with start_service(ai=AI, **KEEP) as service:
         session_id = await service.create_session(agent_id="Teller")
@@ -155,7 +156,7 @@ async def test_kept_reasoning_is_a_message_of_each_stretch_and_is_told_again_fro
         whole = [frame["message"] for frame in map(json.loads, live) if frame["type"] == "message"]
         assert whole == history[:-1]
         # What agents get as history is the question and the answer.
-        store = service.service.running.chat.store
+        store = service.instances[0].running.chat.store
         remembered = await store.remembered(session_id, "admin", 10)
         assert [(item.role, item.text) for item in remembered] == [("user", "Tell"), ("assistant", ANSWER)]
     async with start_service(ai=AI, **KEEP) as service:

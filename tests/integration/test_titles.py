@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
@@ -17,6 +19,13 @@ def ask(session_id, exchange_id, message="How long do lentils boil?"):
     return {**head, "client_exchange_id": exchange_id}
 
 
+def title_is_made(service):
+    """Whether one is being made in the background."""
+    names = [name for each in service.instances for name in each.running.tasks.names]
+    return any(name.startswith("title") for name in names)
+
+
+@pytest.mark.one_instance("sockets at other instances are not told of a title")
 async def test_the_title_comes_after_the_final_and_stays(start_service, mock_llm):
     async with start_service(ai=titled(mock_llm)) as service:
         session_id = await service.create_session(title=None)
@@ -35,7 +44,7 @@ async def test_the_title_comes_after_the_final_and_stays(start_service, mock_llm
             assert [event for event in heard if event["type"] == "session"] == []
             assert heard[-1]["session"]["title"] == title
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
-        await service.service.running.persistence.flush(PATIENCE_S)
+        await service.flush()
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
     async with start_service() as service:
         assert (await service.get("/chatbot/sessions"))[0]["title"] == title
@@ -64,10 +73,7 @@ async def test_a_slow_title_delays_nothing_and_is_taken_by_the_turn_that_runs(st
             assert "seq" not in late
             assert heard[-1]["session"]["title"] == late["session"]["title"]
         assert (await service.get("/chatbot/sessions"))[0]["title"] == late["session"]["title"]
-        assert service.service.running.chat.kpi.registry.get_sample_value(
-            "app_phase_latency_seconds_count",
-            {"phase": "llm_invoke_title", "status": "ok"},
-        )
+        assert service.sample("app_phase_latency_seconds_count", phase="llm_invoke_title", status="ok")
 
 
 async def test_a_session_that_was_created_with_a_title_keeps_it(start_service, mock_llm):
@@ -76,10 +82,11 @@ async def test_a_session_that_was_created_with_a_title_keeps_it(start_service, m
         async with service.native() as socket:
             await say(socket, **ask(session_id, "e1"))
             assert "session" not in [event["type"] for event in await hear_until(socket, "final")]
-        assert [name for name in service.service.running.tasks.names if name.startswith("title")] == []
+        assert not title_is_made(service)
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "Mine"
 
 
+@pytest.mark.one_instance("sockets at other instances are not told of a title")
 async def test_the_compatible_protocol_hears_of_the_first_title_alone(start_service, mock_llm):
     async with start_service(ai=titled(mock_llm)) as service:
         session_id = await service.create_session(title=None)
@@ -101,7 +108,7 @@ async def test_a_model_that_fails_leaves_the_first_title(start_service, mock_llm
             await say(socket, **ask(session_id, "e1"))
             await hear_until(socket, "final")
             async with asyncio.timeout(PATIENCE_S):
-                while any(name.startswith("title") for name in service.service.running.tasks.names):  # noqa: ASYNC110 - no event
+                while title_is_made(service):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.01)
         assert (await service.get("/chatbot/sessions"))[0]["title"] == "How long do lentils boil?"
         async with service.http.delete(f"{BASE}/chatbot/session/{session_id}") as response:

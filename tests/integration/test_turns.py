@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.raw import PING, PONG, TEXT, frame, head, peer
@@ -17,7 +19,7 @@ SLOW = "mock;ttft=600000"
 
 
 async def ended(service, exchange_id):
-    turn = service.turns.find(exchange_id, "admin")
+    turn = service.turn(exchange_id)
     async with asyncio.timeout(PATIENCE_S):
         await turn.wait_ended()
 
@@ -49,11 +51,11 @@ async def test_a_cancel_in_the_same_segment_as_its_ask_ends_the_turn(start_servi
                     socket.protocol.send_text(json.dumps(frame).encode())
                 socket.transport.write(b"".join(socket.protocol.data_to_send()))
                 assert (await hear_until(socket, "cancelled"))[-1]["exchange_id"] == f"e{number}"
-                turn = service.turns.find(f"e{number}", "admin")
+                turn = service.turn(f"e{number}")
                 assert turn is None or turn.ended
                 await say(socket, type="ping")
                 await hear_until(socket, "pong")
-        assert service.turns.running == 0
+        assert service.running_turns == 0
 
 
 async def test_cancel_in_mid_stream_keeps_the_text_so_far(start_service):
@@ -71,6 +73,7 @@ async def test_cancel_in_mid_stream_keeps_the_text_so_far(start_service):
         assert [frame["seq"] for frame in heard] == sorted({frame["seq"] for frame in heard})
 
 
+@pytest.mark.one_instance("who waits for a turn elsewhere has no place in a line: decision 68")
 async def test_a_busy_session_rejects_queues_or_replaces(start_service):
     async with start_service(model=SLOW) as service:
         session_id = await service.create_session()
@@ -110,6 +113,7 @@ async def test_on_disconnect_cancel_ends_the_turn_and_continue_does_not(start_se
         assert (await service.history(finished))[1]["metadata"]["finish_reason"] == "stop"
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_above_max_turns_an_ask_is_told_its_place_and_gets_the_slot(start_service):
     limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": 600}
     async with held_model() as model, start_service(ai=model.ai, limits=limits) as service:
@@ -130,6 +134,7 @@ async def test_above_max_turns_an_ask_is_told_its_place_and_gets_the_slot(start_
         assert "seq" not in overloaded
 
 
+@pytest.mark.one_instance("its limit is of one process")
 async def test_the_deadline_of_the_queue_is_a_numbered_error(start_service):
     limits = {"max_turns": 1, "queue_length": 1, "queue_deadline_s": 2}
     async with start_service(model=SLOW, limits=limits) as service:
@@ -150,6 +155,7 @@ async def test_the_deadline_of_the_queue_is_a_numbered_error(start_service):
             await hear_until(socket, "cancelled")
 
 
+@pytest.mark.one_instance("of two sockets that are opened at once instances do not know which is older")
 async def test_the_limits_of_a_user_are_kept(start_service):
     limits = {"per_user": {"sockets": 1, "turns": 1, "asks_per_min": 1, "burst": 2}, "per_address": {"sockets": 3}}
     async with start_service(model=SLOW, limits=limits) as service:

@@ -17,7 +17,7 @@ from backend_kit.parent_death import with_parent_death_signal
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
-from tests.support.programs import bouncer
+from tests.support.programs import system_program
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _start(directory: Path, database: Database, settings: dict[str, str | int]) 
     lines = ["[databases]", f"* = host={database.host} port={database.port}", "[pgbouncer]"]
     file = directory / "pgbouncer.ini"
     file.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in pooler.items()), ""]))
-    program = bouncer()
+    program = system_program("pgbouncer")
     assert program is not None
     nobody = pwd.getpwnam("nobody")
     account = (nobody.pw_uid, nobody.pw_gid) if os.geteuid() == 0 else None  # it refuses to run as root

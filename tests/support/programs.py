@@ -37,9 +37,9 @@ def _debian_postgres() -> bool:
     )
 
 
-def bouncer() -> str | None:
-    """PgBouncer's path, None where it is not: Debian has it where only root looks."""
-    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+def system_program(name: str) -> str | None:
+    """The path of a program that Debian has where only root looks, None where it is not."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 
 
 PROGRAMS = (
@@ -47,8 +47,9 @@ PROGRAMS = (
     Needed("chromium", "chromium fonts-dejavu-core", _on_path("chromium"), runs_where_here=True),
     Needed("prometheus", "prometheus", _on_path("prometheus", "promtool")),
     Needed("postgres", "postgresql postgresql-contrib", _debian_postgres),
-    Needed("pgbouncer", "pgbouncer", lambda: bouncer() is not None),
+    Needed("pgbouncer", "pgbouncer", lambda: system_program("pgbouncer") is not None),
     Needed("redis", "redis-server", _on_path("redis-server", "redis-cli")),
+    Needed("proxies", "haproxy nginx", lambda: all(map(system_program, ("haproxy", "nginx")))),
     Needed("faketime", "faketime", _on_path("faketime")),
     Needed("node", "nodejs npm", _on_path("node", "npm")),
 )

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from websockets.typing import Subprotocol
 from agentic_backend.app import AgenticService, Parts
 from agentic_backend.persist.persistence import Persistence, PersistenceRules
 from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.stream import Turn
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
 from backend_kit.http import ServeSettings, listen
@@ -26,7 +28,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 from tests.support.rest import rest_client
 from tests.support.schema import validate_compatible, validate_native
-from tests.support.silent_server import silent_server
+from tests.support.silent_server import SilentServer, silent_server
 
 BASE = "/agentic/v1"
 NATIVE = Subprotocol("turnwise.v1")
@@ -82,19 +84,49 @@ class ServiceClient:
 
 @dataclass(slots=True, kw_only=True)
 class RunningService(ServiceClient):
-    """A service that was started in the test's own process."""
+    """A service that was started in the test's own process: one instance, or several behind a balancer, which is what
+    `port` and `http` lead to then (`tests/support/behind.py`)."""
 
-    service: AgenticService
+    instances: tuple[AgenticService, ...]
+
+    @property
+    def service(self) -> AgenticService:
+        """The only instance. A test that asks for it carries the mark `one_instance`."""
+        (only,) = self.instances
+        return only
 
     @property
     def turns(self) -> TurnRegistry:
-        """The turns of the service, so that a test can wait for the end of one that nobody follows."""
+        """The turns of the only instance."""
         return self.service.running.registry
+
+    def turn(self, exchange_id: str, user_id: str = "admin") -> Turn | None:
+        """The user's turn at the instance that runs or remembers it, so that a test can wait for the end of one that
+        nobody follows."""
+        found = (each.running.registry.runs(exchange_id, user_id) for each in self.instances)
+        return next((turn for turn in found if turn is not None), None)
+
+    @property
+    def running_turns(self) -> int:
+        """How many turns run, or hold a place."""
+        return sum(each.running.admission.running for each in self.instances)
+
+    def sample(self, name: str, **labels: str) -> float:
+        """What a metric says of all instances together; 0 where it says nothing."""
+        return sum(each._registry.get_sample_value(name, labels) or 0.0 for each in self.instances)
+
+    async def wait_empty(self) -> int:
+        """Return once nobody has a socket or a stream open; how many had to be cut."""
+        return sum([await each.running.hub.wait_empty(PATIENCE_S) for each in self.instances])
+
+    async def flush(self) -> int:
+        """Return once Postgres has everything that was acknowledged; how much it could not be given."""
+        return sum([await each.running.persistence.flush(PATIENCE_S) for each in self.instances])
 
 
 def hits(service: RunningService, limit: str) -> float:
     """`app_limit_hits_total` of one limit."""
-    return service.service._registry.get_sample_value("app_limit_hits_total", {"limit": limit}) or 0.0
+    return service.sample("app_limit_hits_total", limit=limit)
 
 
 async def say(socket: ClientConnection, **frame: Any) -> None:
@@ -171,30 +203,46 @@ def configuration(model: str, database: Database, mock_llm: MockModel) -> dict[s
 
 
 @asynccontextmanager
-async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> AsyncIterator[RunningService]:
-    """Serve until the block ends, then drain and close."""
-    # Its routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
-    service = await asyncio.to_thread(AgenticService, settings, parts=parts)
-    sock = listen("127.0.0.1", 0)
-    port = sock.getsockname()[1]
-    limits = ServeSettings(
-        ws_max_size=settings.limits.max_frame_bytes,
-        ws_ping_interval_s=settings.server.ping_interval_s,
-        ws_ping_timeout_s=settings.server.ping_timeout_s,
-        loop="none",
-    )
-    server = silent_server(service.app, service.drain, limits)
+async def serving(
+    settings: Sequence[AgenticSettings], sockets: Sequence[socket.socket], parts: Parts | None = None
+) -> AsyncIterator[tuple[AgenticService, ...]]:
+    """Serve an instance for each of the settings, on its socket, until the block ends; then drain and close them."""
+    # Their routes take long to make on a busy machine: that is not what the detector of blocked loops looks for.
+    made = [await asyncio.to_thread(AgenticService, each, parts=parts) for each in settings]
+    servers = [_server(each, of) for each, of in zip(made, settings, strict=True)]
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[sock]))
-        headers = {"Authorization": "Bearer local"}
+        tasks = [group.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)]
         try:
-            async with rest_client(f"http://127.0.0.1:{port}", headers=headers) as http:
-                await _wait_ready(http, serving)
-                yield RunningService(service=service, port=port, http=http)
+            for sock, task in zip(sockets, tasks, strict=True):
+                await _wait_ready(sock.getsockname()[1], task)
+            yield tuple(made)
         finally:
             # Before the group cancels it: a server that is cancelled never ends its lifespan.
-            server.stop()
-            await asyncio.wait([serving], timeout=PATIENCE_S)
+            for server in servers:
+                server.stop()
+            await asyncio.wait(tasks, timeout=PATIENCE_S)
+
+
+def client_of(port: int) -> aiohttp.ClientSession:
+    """Who asks over REST."""
+    return rest_client(f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer local"})
+
+
+@asynccontextmanager
+async def run_service(settings: AgenticSettings, parts: Parts | None = None) -> AsyncIterator[RunningService]:
+    """One instance, until the block ends."""
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    async with serving([settings], [sock], parts) as instances, client_of(port) as http:
+        yield RunningService(instances=instances, port=port, http=http)
+
+
+def for_tests(
+    model: str, database: Database, mock_llm: MockModel, place: Path, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """The configuration of an instance in the test's process, with the changes that the test makes."""
+    own = {"server": {"gc_freeze": False}, "persistence": {"spool_dir": free_spool(place)}}
+    return merge(merge(configuration(model, database, mock_llm), own), changes)
 
 
 @pytest.fixture
@@ -207,9 +255,8 @@ def start_service(database: Database, mock_llm: MockModel, tmp_path: Path) -> St
     def start(
         model: str = "mock", *, parts: Parts | None = None, **changes: Any
     ) -> AbstractAsyncContextManager[RunningService]:
-        own = {"server": {"gc_freeze": False}, "persistence": {"spool_dir": free_spool(tmp_path)}}
-        base = merge(configuration(model, database, mock_llm), own)
-        return run_service(AgenticSettings.model_validate(merge(base, changes)), parts)
+        settings = for_tests(model, database, mock_llm, tmp_path, changes)
+        return run_service(AgenticSettings.model_validate(settings), parts)
 
     return start
 
@@ -221,8 +268,19 @@ async def service(start_service: StartService) -> AsyncIterator[RunningService]:
         yield running
 
 
-async def _wait_ready(http: aiohttp.ClientSession, serving: "asyncio.Task[None]") -> None:
-    async with asyncio.timeout(PATIENCE_S):
+def _server(service: AgenticService, settings: AgenticSettings) -> SilentServer:
+    limits = ServeSettings(
+        ws_max_size=settings.limits.max_frame_bytes,
+        ws_ping_interval_s=settings.server.ping_interval_s,
+        ws_ping_timeout_s=settings.server.ping_timeout_s,
+        connections=settings.connections,
+        loop="none",
+    )
+    return silent_server(service.app, service.drain, limits)
+
+
+async def _wait_ready(port: int, serving: "asyncio.Task[None]") -> None:
+    async with asyncio.timeout(PATIENCE_S), client_of(port) as http:
         while not serving.done():
             async with http.get(f"{BASE}/ready") as response:
                 if response.status == 200:

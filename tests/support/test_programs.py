@@ -79,8 +79,8 @@ def test_an_unknown_program_is_told_at_once(tmp_path: Path) -> None:
     done = run(tmp_path, TURNWISE_REQUIRE="jawa")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert (
-        "TURNWISE_REQUIRE: jawa is none of all, chromium, faketime, java, node, pgbouncer, postgres, prometheus, redis"
-        in done.stderr
+        "TURNWISE_REQUIRE: jawa is none of "
+        "all, chromium, faketime, java, node, pgbouncer, postgres, prometheus, proxies, redis" in done.stderr
     )
 
 

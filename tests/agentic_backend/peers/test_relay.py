@@ -273,6 +273,17 @@ async def test_numbers_that_jump_stay_as_they_are() -> None:
         assert len(await held.events(10**12 + 3)) == len(SAID) + 1 - 3
 
 
+async def test_whoever_follows_a_silent_turn_is_woken_by_its_heartbeats() -> None:
+    """They may have nobody left who follows it there: its instance is to hear of that before its next word."""
+    async with holder(heartbeat_s=0.02) as held, asyncio.timeout(PATIENCE_S):
+        held.holds(said(make_turn(), Accepted()))
+        batches = held.follow()
+        assert [event.seq for event in await anext(batches)] == [1]
+        assert await anext(batches) == []
+        await batches.aclose()
+        await until(lambda: held.relay.following == 0)
+
+
 async def test_much_text_comes_in_lines_of_bounded_length() -> None:
     async with holder() as held:
         texts = [TextDelta(1, "final", f"{number:01000}") for number in range(1000)]
@@ -505,7 +516,7 @@ async def test_lines_are_found_however_they_come() -> None:
             yield text[start : start + size]
 
     for size in range(1, len(text) + 1):
-        assert [line async for line in lines_of(parts(size))] == [b"ab", b"c", b"d"]
+        assert [line async for line in lines_of(parts(size))] == [b"", b"", b"ab", b"", b"c", b"d"]
 
 
 def test_what_is_taken_twice_or_after_the_end_is_there_once() -> None:

@@ -14,6 +14,8 @@ from agentic_backend.session.stream import (
     Final,
     HumanAnswer,
     Restarted,
+    TextDelta,
+    TurnEvent,
 )
 from agentic_backend.testing import USER
 from backend_kit.wire import Code
@@ -242,21 +244,26 @@ async def test_a_stop_of_what_has_ended_stops_nothing(process, others):
     assert not await process.registry.stop("e1", USER)
 
 
-async def test_one_mirror_serves_all_who_have_what_it_begins_after(process, others):
+async def test_one_mirror_serves_all_whom_it_can_tell_what_they_have_not(process, others):
     others.gate.clear()
     registry = process.registry
     late = registry.resume(SESSION.id, "e1", USER, "", 5)
     assert late.begins_after == 5
-    assert registry.resume(SESSION.id, "e1", USER, "", 7) is late
+    assert registry.resume(SESSION.id, "e1", USER, "", 5) is late
     early = registry.resume(SESSION.id, "e1", USER, "", 2)
     assert early is not late
     assert early.begins_after == 2
-    assert registry.resume(SESSION.id, "e1", USER, "", 5) is early
+    early.take(TurnEvent(3, TextDelta(1, "final", "a")))
+    early.take(TurnEvent(4, TextDelta(1, "final", "b")))
+    assert registry.resume(SESSION.id, "e1", USER, "", 4) is early
+    # Whoever has more than the mirror, since they come from the instance itself, would hear that again.
+    ahead = registry.resume(SESSION.id, "e1", USER, "", 5)
+    assert (ahead is early, ahead.begins_after, ahead.after(5)) == (False, 5, 0)
     whole = registry.resume(SESSION.id, "e1", USER)
     assert (whole.begins_after, registry.find("e1", USER)) == (0, whole)
-    await mirroring(others, 3)
+    await mirroring(others, 4)
     others.gate.set()
-    for turn in (late, early, whole):
+    for turn in (late, early, ahead, whole):
         assert isinstance(await ended(turn), Cancelled)
     await ticks()
     assert registry.find("e1", USER) is None
