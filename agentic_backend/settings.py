@@ -768,11 +768,21 @@ class RedisSettings(Section):
             raise SettingsRefused("must be one host, or sentinel_set be set", "host")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_said_in_vain(self) -> "RedisSettings":
+        """Who names a certificate believes in TLS."""
+        if self.ca_file is not None and not self.tls:
+            raise SettingsRefused("needs tls: true", "ca_file")
+        for name in ("sentinel_username", "sentinel_password"):
+            if getattr(self, name) is not None and self.sentinel_set is None:
+                raise SettingsRefused("needs sentinel_set", name)
+        return self
+
 
 class FleetSettings(Section):
     """How the instances of `persistence.replicas: many` reach one another."""
 
-    url: Text | None = None
+    url: HttpUrl | None = None
     """Where the other instances reach this one, e.g. `http://10.0.0.5:8000`; none = its own address, or where it
     listens on all of them that by which it reaches Postgres. It must not lead to a balancer."""
     bus: Literal["postgres", "redis"] = "postgres"
@@ -966,6 +976,12 @@ class AgenticSettings(ServiceSettings):
     def _workers_know_of_each_other(self) -> "AgenticSettings":
         if self.app.workers > 1 and self.persistence.replicas != "many":
             raise SettingsRefused("app.workers above 1 needs replicas: many", "persistence", "replicas")
+        return self
+
+    @model_validator(mode="after")
+    def _a_bus_has_somewhere_to_go(self) -> "AgenticSettings":
+        if self.fleet.bus != "postgres" and self.persistence.replicas != "many":
+            raise SettingsRefused("redis needs persistence.replicas: many", "fleet", "bus")
         return self
 
     @model_validator(mode="after")

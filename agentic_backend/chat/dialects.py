@@ -190,6 +190,9 @@ class CompatibleDialect:
     turns: Turns
     limits: FrameLimits
 
+    def __post_init__(self) -> None:
+        self.outbox.resumes = False  # the protocol has no word for it
+
     async def act_on(self, text: str) -> None:
         """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_compatible(text, self.limits.max_message_chars)

@@ -65,6 +65,8 @@ class Outbox:
         self.closing: Closing | None = None
         self.changed = asyncio.Event()
         self.on_event: Callable[[], None] = self.changed.set
+        # Whether its client can take up a turn on another connection.
+        self.resumes = True
         self._overflow = overflow
 
     @property
@@ -80,8 +82,8 @@ class Outbox:
     @property
     def held(self) -> bool:
         """Whether it waits for anything before it closes: at the end of the process not for a turn that goes on at
-        another instance, where its client finds it."""
-        ends = self.closing is not None and self.closing.reads_on
+        another instance, where a client that can finds it."""
+        ends = self.closing is not None and self.closing.reads_on and self.resumes
         return bool(self.waiting) or any(not (ends and follow.turn.let_go) for follow in self.follows)
 
     @property

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Final
 
 from yarl import URL
 
@@ -20,7 +21,8 @@ from backend_kit.doctor.http import HttpReply, get, place
 from backend_kit.doctor.itself import as_version
 from backend_kit.wire import InvalidJson, loads
 
-_WHAT = "instances"
+_WHAT: Final = "instances"
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,21 @@ def judge_instances(rows: Sequence[InstanceRow], reached: Sequence[Reached], her
 
 def _state(figure: str, lost: Sequence[InstanceRow], deaf: Sequence[Reached]) -> Diagnosis:
     if deaf:
-        where = ", ".join(sorted({place(one.url) if one.url else "an instance without an address" for one in deaf}))
+        where = _some({place(one.url) if one.url else "an instance without an address" for one in deaf})
         remedy = "fleet.url: where the others reach that instance, and open the port between them"
         return Diagnosis(_WHAT, Health.AWAY, f"{figure}, not reached from here: {where}", remedy)
     if lost:
         remedy = "start it again with its spool: sessions whose turn it ran wait for that (session_recovering)"
-        names = ", ".join(row.id for row in lost)
+        names = _some({row.id for row in lost})
         return Diagnosis(_WHAT, Health.WRONG, f"{figure}, dead with a spool: {names}", remedy)
     return Diagnosis(_WHAT, Health.OK, figure)
+
+
+def _some(names: Set[str]) -> str:
+    """The first of them, and how many there are beside: a row is not for sixty."""
+    shown = sorted(names)[:_NAMED]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _versions(reached: Sequence[Reached], here: str) -> list[Diagnosis]:

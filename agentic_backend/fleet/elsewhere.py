@@ -15,7 +15,14 @@ from agentic_backend.fleet.bus import Bus
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import Membership
 from agentic_backend.fleet.messages import Message
-from agentic_backend.fleet.statements import HAND_OVER, HOLDER_OF_EXCHANGE, HOLDER_OF_SESSION, TAKERS, VOID_LEASE
+from agentic_backend.fleet.statements import (
+    HAND_OVER,
+    HOLDER_OF_EXCHANGE,
+    HOLDER_OF_SESSION,
+    SAY_DRAINING,
+    TAKERS,
+    VOID_LEASE,
+)
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.persist.queries import Queries
@@ -91,6 +98,8 @@ class FleetTurns:
         self._tasks = tasks
         self._connected = connected
         self._turns: OwnTurns | None = None
+        # What is being stopped for somebody here, by user and exchange.
+        self._stopping: set[tuple[str, str]] = set()
         self.on_full: Callable[[str], None] = lambda _user_id: None
         """Called with a user whose sockets are too many, as another instance has found."""
 
@@ -147,13 +156,12 @@ class FleetTurns:
         if holder is None:
             return False
         if holder.holder == self._me:
-            running = self._own.runs(exchange_id, user_id)
-            if running is not None:
-                running.cancel()
-            return running is not None
+            return self._stop_here(exchange_id, user_id)
         cancel = Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder, sender=self._me)
         await self._bus.send(cancel)
-        if self._surest is not self._bus:
+        again = self._surest is not self._bus or not holder.alive
+        if again and (user_id, exchange_id) not in self._stopping:
+            self._stopping.add((user_id, exchange_id))
             self._tasks.spawn("cancel-again", lambda: self._cancel_again(cancel))
         return True
 
@@ -174,18 +182,23 @@ class FleetTurns:
 
     async def has_takers(self) -> bool:
         """See `Elsewhere`."""
-        asked = {"me": self._me, "gap_s": self._membership.rules.gap_s}
+        rules, me = self._membership.rules, {"me": self._me}
         try:
-            ((takers,),) = await self._queries.fetch("takers", TAKERS, asked)
+            # The workers of a host get their signals together: each says first that it takes nothing.
+            await self._queries.fetch("say_draining", SAY_DRAINING, me)
+            await asyncio.sleep(rules.signals_s)
+            ((takers,),) = await self._queries.fetch("takers", TAKERS, {**me, "gap_s": rules.gap_s})
         except HistoryUnavailable:
             return False
         return bool(takers)
 
     async def hand_over(self, session_id: str, user_id: str, exchange_id: str) -> None:
         """See `Elsewhere`."""
-        self._leases.lose((session_id, user_id))
-        # Where a spool may have its end, only who has that spool goes on with it, until this instance has left.
-        if not self._membership.identity.keeps_spool:
+        key = (session_id, user_id)
+        self._leases.lose(key)
+        # While anything of the session waits for Postgres nobody else knows what came before: it waits until this
+        # instance has left.
+        if not self._pending.holds(key):
             asked = {"session_id": session_id, "me": self._me, "exchange_id": exchange_id}
             with suppress(HistoryUnavailable):
                 await self._queries.fetch("hand_over", HAND_OVER, asked)
@@ -274,14 +287,37 @@ class FleetTurns:
         rows = await self._queries.fetch(op, statement, {**asked, "dead_s": self._membership.rules.dead_s})
         return rows[0] if rows else None
 
+    def _stop_here(self, exchange_id: str, user_id: str) -> bool:
+        """Whether it runs here."""
+        running = self._own.runs(exchange_id, user_id)
+        if running is not None:
+            running.cancel()
+        return running is not None
+
     async def _cancel_again(self, cancel: Message) -> None:
-        """Nobody answers a message: whether the turn has ended stands in Postgres."""
-        await asyncio.sleep(_TOLD_S)
+        """Nobody answers a message: whether the turn has ended stands in Postgres. One that was nobody's, since it
+        moves or its instance has died, is stopped where it goes on."""
+        give_up_at = time.monotonic() + self._membership.rules.mirror_s
+        try:
+            while time.monotonic() < give_up_at:
+                await asyncio.sleep(_TOLD_S)
+                with suppress(HistoryUnavailable):
+                    if await self._told_or_ended(cancel):
+                        return
+        finally:
+            self._stopping.discard((cancel.user_id, cancel.exchange_id))
+
+    async def _told_or_ended(self, cancel: Message) -> bool:
+        """Stop the turn at whom it is now. False where it is nobody's yet."""
         asked = {"exchange_id": cancel.exchange_id, "user_id": cancel.user_id}
-        with suppress(HistoryUnavailable):
-            holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
-            if holder is not None and holder.holder == cancel.to:
-                await self._surest.send(cancel)
+        holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
+        if holder is None:
+            return True
+        if holder.holder == self._me:
+            self._stop_here(cancel.exchange_id, cancel.user_id)
+        elif holder.alive:
+            await self._surest.send(replace(cancel, to=holder.holder))
+        return bool(holder.alive)
 
     def _act_on(self, message: Message) -> None:
         session_id, user_id = message.session_id, message.user_id

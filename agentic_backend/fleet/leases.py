@@ -15,6 +15,7 @@ from agentic_backend.session.models import AskRecord
 from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
 from agentic_backend.spool.cache import HistoryCache
 from agentic_backend.spool.pending import Key, Op
+from backend_kit.db.pool import AnyRow
 
 _REMEMBERED = 20_000
 """Leases that this instance remembers to have. One that it forgets is taken again by one statement."""
@@ -22,6 +23,8 @@ _WITHDRAW_AGAIN_S = 1.0
 _GROUP_S = 0.005
 """Between the beginnings of two groups of questions: what comes meanwhile is the next one."""
 
+_LOOKS = 3
+"""How often a lease is asked for again whose holder has just changed it."""
 _END_S = 5.0
 _END_PAUSE_S = 0.005
 
@@ -104,19 +107,31 @@ class FleetLeases:
             "dead_s": self._membership.rules.dead_s,
         }
         term = self.term
-        rows = await self._queries.fetch("acquire_lease", ACQUIRE_LEASE, values)
-        if not rows:
-            raise SessionNotFound
-        if rows[0].fence is None:
-            if rows[0].recovering:
+        row = await self._ask_for(values)
+        if row.fence is None:
+            if row.recovering:
                 raise SessionRecovering(retry_after_s=self._membership.rules.dead_s)
-            raise HeldElsewhere(rows[0].exchange_id or "")
-        self._expect_no_turn(key, rows[0].left_open)
+            raise HeldElsewhere(row.exchange_id or "")
+        self._expect_no_turn(key, row.left_open)
         if term == self.term:
-            self.keep(key, rows[0].fence)
-        if not rows[0].made:
+            self.keep(key, row.fence)
+        if not row.made:
             self._cache.forget(key)
-        return SessionLease(rows[0].fence, rows[0].made, term)
+        return SessionLease(row.fence, row.made, term)
+
+    async def _ask_for(self, values: dict[str, object]) -> AnyRow:
+        """What becomes of the lease. Raises SessionNotFound.
+
+        Where its holder recorded a question while the statement waited for the row, that says that it is held, but has
+        an older version of it: which exchange has it, and so whether this ask follows that one, only another look says.
+        """
+        for _ in range(_LOOKS):
+            rows = await self._queries.fetch("acquire_lease", ACQUIRE_LEASE, values)
+            if not rows:
+                raise SessionNotFound
+            if rows[0].fence is not None or rows[0].exchange_id is not None:
+                break
+        return rows[0]
 
     def _expect_no_turn(self, key: Key, exchange_id: str | None) -> None:
         """Raise `HeldElsewhere` for a turn that was let go of, or taken by a statement whose answer is on its way: a

@@ -43,6 +43,8 @@ class FleetRules:
     """Turns taken over by one statement: the rest is left for other instances, which look too."""
     mirror_s: float = 60.0
     """How long a follower waits for an instance that has the turn."""
+    signals_s: float = 0.5
+    """Instances that are ended within so long of one another do not hand over to one another."""
     deaf_s: float = 5.0
     """Redis is away for an instance that has not heard itself there for so long."""
 

@@ -142,6 +142,8 @@ INSTANCES = text("""
 SELECT count(*) FILTER (WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)) AS alive FROM instance
 """)
 
+SAY_DRAINING = text("UPDATE instance SET draining = true WHERE id = :me RETURNING id")
+
 TAKERS = text("""
 SELECT count(*) FROM instance
 WHERE id <> :me AND NOT draining AND heartbeat_at > clock_timestamp() - make_interval(secs => :gap_s)

@@ -41,7 +41,7 @@ class Takeover:
     runs again is counted by the statement that takes it.
 
     One whose agent does not run again, or that has outlived more than `MAX_RESTARTS` instances, is stored as
-    interrupted. `taken` gets, for each that is taken, the seconds since its instance gave its last sign of life.
+    interrupted. `taken` gets, for each that is taken from the dead, the seconds since their last sign of life.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Takeover:
 
     async def retake(self, session_id: str, user_id: str, exchange_id: str) -> bool:
         """Go on with a turn that this instance had let go of, if nobody has taken it. Raises `HistoryUnavailable`."""
-        if not self._membership.valid:
+        if self._membership.draining or not self._membership.valid:
             return False  # it would be counted as a run, and let go at once
         values = {"session_id": session_id, "user_id": user_id, "exchange_id": exchange_id, **self._me}
         rows = await self._fetch("retake", RETAKE, values)
@@ -102,10 +102,13 @@ class Takeover:
         rules = self._membership.rules
         values = {**self._me, "gap_s": rules.gap_s, "dead_s": rules.dead_s, "most": rules.taken_at_once}
         rows = await self._fetch("take_over", TAKE_OVER, values)
-        if rows:
-            logger.warning("turns of instances that died are taken over: %d", len(rows))
-            for row in rows:
-                self._taken(row.silent_s or 0.0)
+        died = [row.silent_s for row in rows if row.silent_s is not None]
+        if died:
+            logger.warning("turns of instances that died are taken over: %d", len(died))
+            for silent_s in died:
+                self._taken(silent_s)
+        if len(rows) > len(died):
+            logger.info("turns that other instances have handed over are taken: %d", len(rows) - len(died))
         self._go_on(rows)
         if self._owing:
             here = [*self.turns.running_ids(), *self._log.pending_ids(), *self._leases.withdrawing()]

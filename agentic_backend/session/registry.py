@@ -97,6 +97,8 @@ class TurnRegistry:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.draining = False
+        # Another instance goes on with what this one leaves.
+        self._moving = False
 
     @property
     def running(self) -> int:
@@ -240,6 +242,7 @@ class TurnRegistry:
         told.begins_after = after_seq
         if self._runner.elsewhere is not None:
             self._mirrors[key] = told
+            told.mirror_from_now_on()
         told.bind(self._tasks.spawn("tell", lambda: self._replay(told)))
         return told
 
@@ -349,30 +352,50 @@ class TurnRegistry:
 
         Of an earlier process' turns, those that have not begun to run again are left interrupted at once. Where another
         instance is there to go on, turns whose agents keep steps move there behind the next one, and none that may move
-        is cancelled.
+        is cancelled. What waits for its session is refused: there at once, else at the deadline, as is then whatever
+        has not begun.
         """
         self.draining = True
         elsewhere = self._runner.elsewhere
-        moving = elsewhere is not None and await elsewhere.has_takers()
-        for turn in self._turns.values():
-            turn.moves_after_step = moving
         for turn in list(self._turns.values()):
             if turn.cut is not None and self._restarts is not None:
                 self._restarts.leave(turn)
         try:
             async with asyncio.timeout(deadline_s):
+                # Who has nothing to hand over need not wait for an answer.
+                self._moving = elsewhere is not None and bool(self._turns) and await elsewhere.has_takers()
+                if self._moving:
+                    logger.info("what does not end here goes on at another instance: %d turns run", len(self._turns))
+                    for turn in self._turns.values():
+                        turn.moves_after_step = True
+                    self._refuse_waiting()
                 await self._quiet.wait()
         except TimeoutError:
-            left = list(self._turns.values())
-            moved = [turn for turn in left if moving and turn.may_move]
-            for turn in moved:
-                turn.abandon()
-            stopped = [turn for turn in left if turn not in moved]
-            for turn in stopped:
-                turn.cancel()
+            self._refuse_waiting()
+            stopped = self._move_or_stop()
             await self._wait_quiet(self._rules.cancelled_end_s)
-            return len(stopped)
+            return stopped
         return 0
+
+    def _move_or_stop(self) -> int:
+        """End what runs, and what has yet to begin: it is refused. Returns how many do not move."""
+        stopped = 0
+        for turn in [turn for turn in self._turns.values() if not turn.ended]:
+            if self._moving and turn.may_move and not turn.cancel_requested:
+                turn.abandon()
+            else:
+                stopped += 1
+                turn.refused_by_drain = not turn.cancel_requested
+                turn.cancel()
+        return stopped
+
+    def _refuse_waiting(self) -> None:
+        """What has not begun can be asked elsewhere, or of the next process."""
+        for slot in self._slots.values():
+            for place, turn in tuple(slot.waiting):
+                if turn.cut is None and not (turn.ended or turn.cancel_requested):
+                    refuse(turn, Draining(retry_after_s=2.0))
+                    place.cancel()
 
     async def _wait_quiet(self, deadline_s: float) -> None:
         """Wait for cancelled turns. An agent that ignores its cancellation must not block the drain."""
@@ -385,6 +408,7 @@ class TurnRegistry:
     def _start(self, key: _Key, turn: Turn, place: "asyncio.Future[None] | None" = None) -> None:
         """Run the turn. `place` is what it has already among those that wait for its session."""
         self._turns[key] = turn
+        turn.moves_after_step = self._moving  # one that was taken from the dead as the drain began
         self._quiet.clear()
         if self._admission.overall is None or turn.cut is not None:
             self._admission.enter_user(turn.ask.user_id)
@@ -462,9 +486,8 @@ class TurnRegistry:
                 await self._follow_elsewhere(key, turn)
         except LeaseLost:
             slot.known = None
-            if self.draining and turn.may_move and self._runner.elsewhere is not None:
-                ask = turn.ask
-                await self._runner.elsewhere.hand_over(ask.session_id, ask.user_id, ask.exchange_id)
+            if self.draining and turn.may_move:
+                await self._hand_over(turn)
             await self._follow_elsewhere(key, turn)
         except asyncio.CancelledError:
             # Only a turn that still waited for its session gets here: a running one publishes its own end.
@@ -498,6 +521,21 @@ class TurnRegistry:
         cut = await elsewhere.find(ask.exchange_id, ask.user_id)
         if cut is not None and (ask.human is not None or not _same(ask_of(cut), ask)):
             raise _conflict_with(ask_of(cut), ask)
+
+    async def _hand_over(self, turn: Turn) -> None:
+        """Have another instance go on with a turn. Who stops it meanwhile is heard by its mirror, which finds it
+        there: cut off in its middle, nobody would know whether it has moved."""
+        elsewhere, ask = self._runner.elsewhere, turn.ask
+        if elsewhere is None:
+            return
+        turn.bind(None)
+        try:
+            await elsewhere.hand_over(ask.session_id, ask.user_id, ask.exchange_id)
+        except asyncio.CancelledError:
+            refuse(turn, Draining(retry_after_s=2.0))  # the process ends, and the turn goes on elsewhere
+            raise
+        finally:
+            turn.bind(asyncio.current_task())
 
     async def _follow_elsewhere(self, key: _Key, turn: Turn) -> None:
         """Go on as a mirror of a turn that another instance runs, or will."""

@@ -443,6 +443,8 @@ class Turn:
         self.may_move = False
         # It is to go on at one of them once its agent has finished a step.
         self.moves_after_step = False
+        # It is stopped by the end of the process: where it has not begun, it is refused.
+        self.refused_by_drain = False
         # A turn that was taken over waits for its session: it was accepted before this one, which has no lease yet.
         self.gives_way = False
         # It counts among those that its user has in progress.
@@ -497,8 +499,8 @@ class Turn:
         """Whether somebody waits for its end."""
         return self._over is not None
 
-    def bind(self, task: "asyncio.Task[None]") -> None:
-        """Set the task that runs this turn, so that it can be cancelled."""
+    def bind(self, task: "asyncio.Task[None] | None") -> None:
+        """Set the task that runs this turn, so that it can be cancelled; None: a stop is only noted for now."""
         self._task = task
 
     async def wait_ended(self) -> None:

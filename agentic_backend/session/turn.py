@@ -13,6 +13,7 @@ from agentic_backend.agent import AgentAnswer, AgentRun, MovesOn, ResumedRun, Sa
 from agentic_backend.agent.people import answers_for, outcome_of, run_of
 from agentic_backend.errors import (
     Conflict,
+    Draining,
     ExchangeNotFound,
     NotAwaiting,
     SessionBusy,
@@ -212,6 +213,8 @@ class TurnRunner:
     def _not_begun(
         self, turn: Turn, known: KnownSession | None, error: ServiceError | asyncio.CancelledError, ledger: Ledger
     ) -> None:
+        if turn.refused_by_drain and isinstance(error, asyncio.CancelledError):
+            error = Draining(retry_after_s=2.0)
         if isinstance(error, ServiceError):
             refuse(turn, error)
             self._reports.refused(turn.ask, error, ledger)

@@ -16,10 +16,10 @@ class UnknownRevision(Exception):
     """The schema is at a revision that the scripts do not have: its first argument."""
 
 
-def upgrade(connection: Connection, directory: Path, head: str, table_schema: str | None) -> None:
+def upgrade(connection: Connection, directory: Path, head: str, table_schema: str | None) -> str:
     """Run the scripts that lead to `head`, in the connection's transaction. One at a time in a process.
 
-    Raises `UnknownRevision`.
+    Returns the revision from which on programs work with that schema. Raises `UnknownRevision`.
     """
     scripts = ScriptDirectory(str(directory))
     context = MigrationContext.configure(
@@ -35,6 +35,10 @@ def upgrade(connection: Connection, directory: Path, head: str, table_schema: st
     if current != head:
         with Operations.context(context):
             context.run_migrations()
+    newest = scripts.get_revision(head)
+    assert newest is not None
+    works_from: str = getattr(newest.module, "works_from", head)
+    return works_from
 
 
 def _knows(scripts: ScriptDirectory, revision: str) -> bool:

@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from backend_kit.db.libpq import connect_args, server_args
+from backend_kit.db.schema import WORKS_FROM_TABLE
 from backend_kit.settings import Postgres
 
 OURS: Final = "turnwise-"
@@ -61,6 +62,7 @@ _SAID: Final = (
     ("shutting down", NoConnection.AWAY),
     ("FATAL", NoConnection.REFUSED),
     ("password", NoConnection.REFUSED),
+    ("permission denied", NoConnection.REFUSED),
 )
 
 
@@ -69,7 +71,8 @@ class ServerFacts:
     """A server as one connection saw it. Milliseconds to connect, and of the median round trip; seconds by which this
     machine's clock is ahead of its own. `version` is Postgres' number: 160004. `role_limit` and `database_limit` are
     -1 without one; `others` are the connections of other programs. `revision` is that of a schema, None before its
-    first migration; `vector` says whether pgvector is there: None where it cannot be had."""
+    first migration, and `works_from` the one from which on programs work with it, None where nobody said. `vector` says
+    whether pgvector is there: None where it cannot be had."""
 
     connect_ms: float
     round_trip_ms: float
@@ -81,6 +84,7 @@ class ServerFacts:
     database_limit: int
     others: int
     revision: str | None
+    works_from: str | None
     vector: bool | None
 
     @property
@@ -120,7 +124,8 @@ def _asked(settings: Postgres, name: str, schema: str | None) -> ServerFacts:
             role_limit=role_limit,
             database_limit=database_limit,
             others=others,
-            revision=_revision(connection, schema),
+            revision=_only(connection, schema, "alembic_version", "version_num"),
+            works_from=_only(connection, schema, WORKS_FROM_TABLE, "revision"),
             vector=None if vector is None else bool(vector[0]),
         )
 
@@ -145,10 +150,11 @@ def _row(connection: "psycopg.Connection[Any]", statement: Any, parameters: tupl
     return row
 
 
-def _revision(connection: "psycopg.Connection[Any]", schema: str | None) -> str | None:
-    table = sql.Identifier(*([schema] if schema else []), "alembic_version")
+def _only(connection: "psycopg.Connection[Any]", schema: str | None, name: str, column: str) -> str | None:
+    """What the only row of a table says; None where there is none."""
+    table = sql.Identifier(*([schema] if schema else []), name)
     (there,) = _row(connection, "SELECT to_regclass(%s)::text", (table.as_string(connection),))
     if there is None:
         return None
-    found = connection.execute(sql.SQL("SELECT version_num FROM {}").format(table)).fetchone()
+    found = connection.execute(sql.SQL("SELECT {} FROM {}").format(sql.Identifier(column), table)).fetchone()
     return None if found is None else str(found[0])

@@ -1,5 +1,12 @@
-"""A schema in Postgres: brought to the revision of this code, by one process at a time."""
+"""A schema in Postgres: brought to the revision of this code, by one process at a time.
 
+While a deploy replaces instance by instance, programs of two versions use one schema. So a change that programs in use
+cannot bear is made in three revisions, each of its own version of the program: one that only adds, one under which
+nothing uses the old any more, one that removes it. A script says by `works_from` from which revision on programs work
+with what it leaves; without, only its own do. The schema keeps that, for programs that do not have the script.
+"""
+
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +18,10 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from backend_kit.db.pool import database_url
 from backend_kit.settings import Postgres
 
+logger = logging.getLogger(__name__)
+
 LOCK_TIMEOUT_MS: Final = 5000
+WORKS_FROM_TABLE: Final = "schema_works_from"
 _TABLE: Final = "alembic_version"
 
 # alembic's `op` refers to the process' latest migration: so only one runs at a time, also among several apps.
@@ -19,7 +29,8 @@ _ALEMBIC = threading.Lock()
 
 
 class SchemaTooNew(Exception):
-    """The schema was migrated by a newer version of the program. Its text is for the operator."""
+    """A newer version of the program has migrated the schema, and this one does not work with it. Its text is for the
+    operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +51,8 @@ class Migrations:
 
 
 def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Mapping[str, Any]) -> str:
-    """Bring the schema to the newest revision this code knows, all or nothing; returns that revision.
+    """Bring the schema to the newest revision this code knows, all or nothing; returns the revision that it has then:
+    a newer one where a newer program has been here and says that this one works with it.
 
     Blocks, so it is run in a thread. Processes that start together take turns by an advisory lock. Raises
     `SchemaTooNew`, or sqlalchemy's DBAPIError where Postgres is away, refuses a statement, or the lock is not free
@@ -55,8 +67,12 @@ def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Map
         use_native_hstore=False,
     )
     with _ALEMBIC, engine.begin() as connection:
-        if _stands_at(connection, head, migrations.table_schema):
+        at = _revision(connection, migrations.table_schema)
+        if at == head:
             return head
+        if at is not None and at > head:
+            # Before any statement that changes something: the role may be one that only uses the tables.
+            return _newer(connection, at, head, migrations)
         from backend_kit.db.migration import UnknownRevision, upgrade  # with alembic, which nobody else needs
 
         connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
@@ -65,13 +81,35 @@ def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Map
         for statement in migrations.before:
             connection.execute(text(statement))
         try:
-            upgrade(connection, migrations.scripts, head, migrations.table_schema)
-        except UnknownRevision as unknown:
-            raise SchemaTooNew(
-                f"{migrations.name} is at schema revision {unknown}, this version of the program knows up to {head}: "
-                f"start the newer version, or {migrations.remedy}"
-            ) from None
+            works_from = upgrade(connection, migrations.scripts, head, migrations.table_schema)
+        except UnknownRevision as unknown:  # it has become newer since
+            return _newer(connection, str(unknown), head, migrations)
+        _note_works_from(connection, works_from, migrations.table_schema)
     return head
+
+
+def _newer(connection: Connection, revision: str, head: str, migrations: Migrations) -> str:
+    """The revision of a schema that this code does not know. Raises `SchemaTooNew` unless they work together."""
+    works_from = _works_from(connection, migrations.table_schema)
+    at = f"{migrations.name} is at schema revision {revision}, this version of the program knows up to {head}"
+    if works_from is None or works_from > head:
+        raise SchemaTooNew(f"{at}: start the newer version, or {migrations.remedy}")
+    logger.warning("%s and works with it, as all from %s on: a newer version has been started", at, works_from)
+    return revision
+
+
+def _works_from(connection: Connection, table_schema: str | None) -> str | None:
+    table = _named(WORKS_FROM_TABLE, table_schema)
+    if connection.execute(text("SELECT to_regclass(:table)"), {"table": table}).scalar() is None:
+        return None
+    return connection.execute(text(f"SELECT revision FROM {table}")).scalar()  # noqa: S608 - ours
+
+
+def _note_works_from(connection: Connection, revision: str, table_schema: str | None) -> None:
+    table = _named(WORKS_FROM_TABLE, table_schema)
+    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {table} (revision text NOT NULL)"))
+    connection.execute(text(f"DELETE FROM {table}"))  # noqa: S608 - ours
+    connection.execute(text(f"INSERT INTO {table} VALUES (:revision)"), {"revision": revision})  # noqa: S608 - ours
 
 
 def newest_revision(scripts: Path) -> str:
@@ -79,9 +117,13 @@ def newest_revision(scripts: Path) -> str:
     return max(script.name[1:5] for script in (scripts / "versions").glob("r[0-9][0-9][0-9][0-9]_*.py"))
 
 
-def _stands_at(connection: Connection, head: str, table_schema: str | None) -> bool:
-    """Whether the schema is at that revision already."""
-    table = f'"{table_schema}".{_TABLE}' if table_schema else _TABLE
+def _revision(connection: Connection, table_schema: str | None) -> str | None:
+    """The revision that the schema is at, None where it has none."""
+    table = _named(_TABLE, table_schema)
     if connection.execute(text("SELECT to_regclass(:table)"), {"table": table}).scalar() is None:
-        return False
-    return list(connection.execute(text(f"SELECT version_num FROM {table}")).scalars()) == [head]  # noqa: S608 - ours
+        return None
+    return connection.execute(text(f"SELECT version_num FROM {table}")).scalar()  # noqa: S608 - ours
+
+
+def _named(table: str, table_schema: str | None) -> str:
+    return f'"{table_schema}".{table}' if table_schema else table

@@ -93,6 +93,8 @@ def schema_finding(facts: ServerFacts, demand: Demand) -> Diagnosis:
         return Diagnosis("schema", Health.OK, f"none yet: the first start makes revision {demand.revision}")
     if facts.revision > demand.revision:
         figure = f"revision {facts.revision}, this code knows up to {demand.revision}"
+        if facts.works_from is not None and facts.works_from <= demand.revision:
+            return Diagnosis("schema", Health.OK, f"{figure} and works with it (as all from {facts.works_from} on)")
         return Diagnosis("schema", Health.WRONG, figure, "start the newer version, or restore a backup from before it")
     if facts.revision < demand.revision:
         figure = f"revision {facts.revision}: the next start brings it to {demand.revision}"

@@ -221,11 +221,22 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {"persistence": {"replicas": "many", "ack": "none"}},
             r"persistence\.ack: replicas: many needs ack: db or spool$",
         ),
+        ({"fleet": {"url": "10.0.0.5:8000"}}, r"fleet\.url: must be an absolute http or https URL$"),
+        ({"fleet": {"url": f"http://u:{CANARY}@10.0.0.5"}}, r"fleet\.url: must not hold credentials"),
         ({"fleet": {"bus": "redis"}}, r"fleet\.redis: is needed for bus: redis$"),
         ({"fleet": {"redis": {"host": "a"}}}, r"fleet\.redis: is set, and bus is not redis$"),
         (
             {"fleet": {"bus": "redis", "redis": {"host": "a,b"}}},
             r"fleet\.redis\.host: must be one host, or sentinel_set be set$",
+        ),
+        ({"fleet": {"bus": "redis", "redis": {"host": "a"}}}, r"fleet\.bus: redis needs persistence\.replicas: many$"),
+        (
+            {"fleet": {"bus": "redis", "redis": {"host": "a", "ca_file": "ca.pem"}}},
+            r"fleet\.redis\.ca_file: needs tls: true$",
+        ),
+        (
+            {"fleet": {"bus": "redis", "redis": {"host": "a", "sentinel_username": "u"}}},
+            r"fleet\.redis\.sentinel_username: needs sentinel_set$",
         ),
         ({"persistence": {"ack": CANARY}}, r"persistence\.ack: must be 'spool', 'db' or 'none'$"),
         ({"limits": {"per_user": {"asks_per_min": 30}}}, r"limits\.per_user\.burst: must be at least 1 where"),

@@ -1,6 +1,6 @@
 """What a message between instances costs the server that carries it, by how many hear it; figure, bound, verdict.
 
-Hypothesis: up to 4 instances and 200 messages a second, Postgres has a twentieth of a core to do for them, so that a
+Hypothesis: up to 4 instances and 200 messages a second, Postgres has a tenth of a core to do for them, so that a
 bus of their own is worth nothing (`fleet.bus`); with the number of instances its work grows, and that of Redis less.
 Control: the same messages to one instance alone, which is what Redis does with one for an instance; the servers idle.
 Command: `python -m tests.bench.bus` (`--short`: two seconds each, the bound five times as wide).
@@ -33,7 +33,7 @@ from turnwise.postgres import EmbeddedPostgres
 
 RATE = 200.0
 HEARERS = (1, 4, 16, 64)
-BOUND_CORES = 0.05
+BOUND_CORES = 0.10
 """Of a core, with 4 instances on Postgres."""
 CHANNEL = "turnwise_bench_bus"
 _FILLER = "x" * 130

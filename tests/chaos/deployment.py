@@ -205,10 +205,13 @@ class Service:
         env: Mapping[str, str] | None = None,
         token: str = "local",
         module: str = "agentic_backend",
+        tree: Path | None = None,
         **sections: Any,
     ) -> None:
         self.deployment = deployment
         self._module = module
+        self.tree = tree
+        """The sources that the next start runs; None: these."""
         self.database = database
         self.address = Address(free_port(), token)
         self.metrics_port = free_port()
@@ -270,7 +273,10 @@ class Service:
         """Start a process on the same state and wait until `path` answers 200."""
         if self._process is not None:
             self.outputs.append(self._process.output)
-        process = self.deployment.program(self._module, env=self._env, traceback_allowed=True)
+        if self.tree is None:
+            process = self.deployment.program(self._module, env=self._env, traceback_allowed=True)
+        else:  # forks have these sources
+            process = ModuleProcess(self._module, env=self._env, cwd=self.tree, traceback_allowed=True)
         self._process = process
         await self.deployment.do(process.__enter__)
         if path is not None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import isfinite
+from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ SLOW = "mock;ttft=300;gap=300;tokens=14"
 _CALLS_LATE = "mock;tool=add;ttft=5000"
 """A model that calls a tool while its instance stands still."""
 SILENT = "mock;ttft=600000"
-_LONG = "mock;ttft=300;gap=280;tokens=25"
+LONG = "mock;ttft=300;gap=280;tokens=25"
 """One of 7.3 s."""
 _DRAIN_S = 5.0
 """As the configuration of every scenario has it."""
@@ -51,7 +52,7 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
     kills, clients = size.pick(2, 10), 60
     draw = deployment.draw(ID)
     ledger = Ledger()
-    async with _fleet(deployment, 3, model=_STREAMED, **sections) as services, rest_client() as http:
+    async with fleet(deployment, 3, model=_STREAMED, **sections) as services, rest_client() as http:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         addresses = [service.address for service in services]
         async with travellers(addresses, ledger, draw, sessions, pause_s=1.0) as crowd:
@@ -71,7 +72,7 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
                 await asyncio.sleep(max(0.0, due - perf_counter()))
             await crowd.pause()
             found = crowd.findings()
-            report = await _settle(services, http, ledger)
+            report = await settle(services, http, ledger)
     what = f"{by}kill -9 x {kills} of one of 3 instances, Postgres restarted once, {clients} clients"
     return [*_death_rows(what, found, report, min(struck)), *_takeover_rows(found.takeovers, size)]
 
@@ -82,7 +83,7 @@ async def rolling(deployment: Deployment, size: Size) -> list[Row]:
     rounds, clients = size.pick(1, 5), 60
     draw = deployment.draw("rolling")
     ledger, took_s, codes = Ledger(), [], []
-    async with _fleet(deployment, 3, model=_LONG) as services, rest_client() as http:
+    async with fleet(deployment, 3, model=LONG) as services, rest_client() as http:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         async with travellers([service.address for service in services], ledger, draw, sessions, pause_s=1.0) as crowd:
             await crowd.answered(clients)
@@ -95,7 +96,7 @@ async def rolling(deployment: Deployment, size: Size) -> list[Row]:
                 await asyncio.sleep(1.0)
             await crowd.pause()
             found = crowd.findings()
-            report = await _settle(services, http, ledger)
+            report = await settle(services, http, ledger)
     what = f"a deploy x {rounds} of 3 instances, {clients} clients"
     return [
         loss_row(ID, what, report),
@@ -294,7 +295,7 @@ class Scene:
 
     async def settle(self) -> Report:
         """The ledger against what is stored."""
-        return await _settle(self.services, self.http, self.ledger)
+        return await settle(self.services, self.http, self.ledger)
 
     def rows(self, what: str, same: Sequence[bool], report: Report) -> list[Row]:
         """Those of every kind of trouble."""
@@ -313,14 +314,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def _fleet(
+async def fleet(
     deployment: Deployment,
     count: int,
     hosts: Sequence[dict[str, str]] = (),
     direct: Sequence[bool] = (),
+    trees: Sequence[Path | None] = (),
     **sections: Any,
 ) -> AsyncIterator[list[Service]]:
-    """So many instances on a database of their own. `hosts` are their environments, `direct` those past the proxies."""
+    """So many instances on a database of their own. `hosts` are their environments, `direct` those past the proxies,
+    `trees` the sources that they run, where those are others than these."""
     database = await deployment.database()
     services = [
         Service(
@@ -329,6 +332,7 @@ async def _fleet(
             persistence=_MANY,
             env=hosts[number] if hosts else None,
             direct=direct[number] if direct else False,
+            tree=trees[number] if trees else None,
             **sections,
         )
         for number in range(count)
@@ -349,7 +353,7 @@ async def pair_of_instances(
     deployment: Deployment, hosts: Sequence[dict[str, str]], direct: Sequence[bool], **sections: Any
 ) -> AsyncIterator[Scene]:
     """Two of them, ready; `hosts` and `direct` as above."""
-    async with _fleet(deployment, 2, hosts, direct, **sections) as services, rest_client() as http:
+    async with fleet(deployment, 2, hosts, direct, **sections) as services, rest_client() as http:
         yield Scene(services, http)
 
 
@@ -379,7 +383,7 @@ def _host(library: str | None, offset: str) -> dict[str, str]:
     return {"LD_PRELOAD": library, "FAKETIME": offset, **monotonic}
 
 
-async def _settle(services: Sequence[Service], http: aiohttp.ClientSession, ledger: Ledger) -> Report:
+async def settle(services: Sequence[Service], http: aiohttp.ClientSession, ledger: Ledger) -> Report:
     """Wait until all is written, and compare the ledger with rows and history, of which each instance tells a part."""
     for service in services:
         await service.drained()

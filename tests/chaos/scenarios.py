@@ -20,6 +20,7 @@ from tests.chaos import (
     lifecycle,
     models,
     outages,
+    versions,
 )
 from tests.chaos.deployment import Deployment, Size
 from tests.chaos.rows import Row
@@ -112,6 +113,7 @@ SCENARIOS = (
     Scenario(("fleet",), fleet.without_postgres, 32, kind=WAITING),
     Scenario(("fleet",), fleet.cancelled, 10, kind=WAITING),
     Scenario(("fleet",), fleet.rolling, 45, kind=WAITING),
+    Scenario(("fleet",), versions.versions, 75, kind=WAITING),
     Scenario(("fleet",), bus.deaths, 50, kind=WAITING),
     Scenario(("fleet",), bus.troubles, 60, kind=WAITING),
 )

@@ -286,7 +286,7 @@ async def test_an_ending_instance_hands_a_graph_over_behind_the_step_that_it_is_
             await say(socket, **asked)
             await late.asked.wait()
             one.process.send(signal.SIGTERM)
-            await one.line("drain 2/5")
+            await one.line("goes on at another instance: 1 turns run")
             late.go.set()
             with pytest.raises(ConnectionClosed) as closed:
                 await hear_until(socket, "final")

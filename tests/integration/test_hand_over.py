@@ -11,6 +11,7 @@ from tests.integration.test_takeover import GEORGES, NEVER, QUICK, SLOW, of_neve
 from tests.support.agentic import start_process
 from tests.support.fleet import MANY, heard_final, listening, open_asks, stored
 from tests.support.following import ask_frame, resume_frame
+from tests.support.service import say
 
 __all__ = ["start_process"]
 
@@ -53,6 +54,24 @@ async def test_what_an_ending_instance_cannot_finish_goes_on_at_another(start_pr
         assert stored(database, moved) == pair("moved")
         await until(lambda: open_asks(database) == 0)
         await heard_final(other, ask_frame(moved, "next"))
+
+
+async def test_who_follows_a_turn_of_another_instance_goes_there(start_process, database):
+    async with (
+        start_process(SLOW, ai=AGENTS, **MANY) as one,
+        start_process(SLOW, ai=AGENTS, **MANY) as other,
+    ):
+        session_id = await other.create_session()
+        async with listening(other, ask_frame(session_id, "e1")) as asker:
+            await asker.until("delta")
+            async with listening(one, resume_frame(session_id, "e1", 0)) as follower:
+                await follower.until("delta")
+                one.process.send(signal.SIGTERM)
+                assert await closed_with(follower) == 1012
+            await say(asker.socket, type="cancel", exchange_id="e1")
+            assert (await asker.end())["type"] == "cancelled"  # it ran on, and its model never ends
+        assert await one.ended() == 0
+    assert stored(database, session_id) == pair("e1")
 
 
 async def test_the_last_instance_stops_what_it_cannot_finish(start_process, database):

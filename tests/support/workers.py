@@ -16,6 +16,7 @@ LONG_FIRST = (
     "tests/turnwise/test_launcher.py",
     "tests/integration/test_takeover.py",
     "tests/integration/test_fleet.py",
+    "tests/deploy/test_proxy.py",
     "tests/fuzz/test_openapi.py",
     "tests/support/test_hangs.py",
     "keycloak",

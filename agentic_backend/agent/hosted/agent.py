@@ -210,6 +210,7 @@ class HostedAgent:
         # What a graph's author has set counts: create_agent lets a loop of tools run until its turn is over.
         if (own := (graph.config or {}).get("recursion_limit")) is not None:
             config["recursion_limit"] = own
+        steps = saver is not None and self.restart == "from_checkpoint"
         outcome, moves = _Outcome(), False
         how: dict[str, Any] = {"durability": self.settings.durability} if saver is not None else {}
         watch.begin()
@@ -227,7 +228,7 @@ class HostedAgent:
                 async for namespace, mode, data in events:
                     outcome.take(namespace, mode, data, run)
                     # The graph's own values come behind each of its steps, before the next one begins.
-                    if mode == "values" and not namespace and saver is not None and run.moves():
+                    if steps and mode == "values" and not namespace and run.moves():
                         moves = True
                         break
         except GraphRecursionError as failure:

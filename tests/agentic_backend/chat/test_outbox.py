@@ -108,3 +108,23 @@ def test_who_lets_too_many_frames_pile_up_is_told_of_and_kept_no_more_for() -> N
     for _ in range(300):
         outbox.say("x")
     assert (len(outbox.frames), overflow.count) == (256, 44)
+
+
+@pytest.mark.parametrize(
+    ("closing", "resumes", "held"),
+    [
+        (AFTER_TURNS, True, True),
+        (Closing(1012, CloseWhen.AFTER_TURNS, reads_on=True), True, False),
+        (Closing(1012, CloseWhen.AFTER_TURNS, reads_on=True), False, True),
+    ],
+)
+def test_a_turn_that_goes_on_elsewhere_keeps_those_here_who_cannot_follow_it_there(
+    outbox: Outbox, closing: Closing, resumes: bool, held: bool
+) -> None:
+    turn = Turn(ask("e1"))
+    outbox.resumes = resumes
+    outbox.follow(Follow(turn))
+    outbox.close(closing)
+    assert outbox.held
+    turn.mirror_from_now_on()
+    assert outbox.held is held

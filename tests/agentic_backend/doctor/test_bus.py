@@ -17,7 +17,7 @@ SECRET = "never-to-be-seen"
 async def found(**redis: Any) -> Diagnosis:
     postgres = {"host": "127.0.0.1", "database": "none", "username": "nobody"}
     fleet = {"bus": "redis", "redis": {"host": "127.0.0.1", **redis}} if redis else {}
-    (row,) = await bus_check(settings_for(postgres, fleet=fleet)).look()
+    (row,) = await bus_check(settings_for(postgres, fleet=fleet, persistence={"replicas": "many"})).look()
     assert SECRET not in repr(row)
     return row
 

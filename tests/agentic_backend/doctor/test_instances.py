@@ -5,8 +5,9 @@ from yarl import URL
 
 from agentic_backend.doctor.instances import Reached, judge_instances
 from agentic_backend.fleet.probe import InstanceRow
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.findings import Diagnosis, Health, encode_findings
 from backend_kit.doctor.http import HttpReply
+from turnwise.findings import decode_findings
 
 TOKEN = "token-of-this-instance"
 PASSWORD = "password-in-its-url"
@@ -72,3 +73,14 @@ def test_an_upgrade_that_is_not_finished_shows(versions: list[str], state: Healt
     answers = [reached(one, version=version) for one, version in zip(rows, versions, strict=True)]
     found = judged(rows, answers)[1]
     assert (found.what, found.state, found.figure) == ("versions of instances", state, figure)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_of_a_large_fleet_in_trouble_some_are_named(lost: bool) -> None:
+    """A text that is too long would cost all that was found."""
+    pods = [f"turnwise-agentic-{number:02}.turnwise.svc.cluster.local" for number in range(64)]
+    rows = [row(pod, silent_s=60 if lost else 1, keeps_spool=lost) for pod in pods]
+    (state, *_) = found = judged(rows, [] if lost else [reached(one, answers=False) for one in rows])
+    assert decode_findings(encode_findings(found)) == found
+    assert all(pod in state.figure for pod in pods[:3])
+    assert state.figure.endswith(" and 61 more")

@@ -25,7 +25,7 @@ from tests.agentic_backend.records import USER, messages_of, rows
 from tests.support.patience import PATIENCE_S
 
 MANY = {"replicas": "many"}
-RULES = FleetRules(beat_s=0.05, look_s=0.01)
+RULES = FleetRules(beat_s=0.05, look_s=0.01, signals_s=0.05)
 """Nothing dies of a slow machine: clocks and rows of the tests say what is late."""
 
 

@@ -364,6 +364,23 @@ async def test_a_stop_that_the_bus_has_lost_is_told_again(join: Join) -> None:
     await until(lambda: running.cancel_requested)
 
 
+@pytest.mark.parametrize("taker", ["one", "other"])
+async def test_a_stop_of_a_turn_that_moves_reaches_it_where_it_goes_on(
+    pair: Pair, database: Database, taker: str
+) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    await one.instance.begin(session, "x1")
+    await one.elsewhere.hand_over(session.id, USER, "x1")
+    for _ in range(2):
+        assert await one.elsewhere.stop("x1", USER)
+    assert one.instance.tasks.names.count("cancel-again") == 1
+    await until(lambda: other.instance.membership.notified == 2)  # who does not have it yet
+    running = (one if taker == "one" else other).instance.turns.begin(session, "x1")
+    rows(database.dsn, "UPDATE session_lease SET holder = %s RETURNING 1", taker)
+    await until(lambda: running.cancel_requested)
+
+
 async def test_a_delete_that_the_bus_has_lost_is_told_again(join: Join) -> None:
     one, other = await join("one"), await join("other", bus=Lost())
     session = await new_session(one.instance.persistence)
@@ -390,6 +407,7 @@ async def test_what_is_handed_over_is_taken_at_once_and_counts_no_death(pair: Pa
         await until(lambda name=name, run=run: rows(database.dsn, deaths) == [(name, "x1", run, 0)])  # type: ignore[misc] # bound now
         looking.cancel()
         await asyncio.wait([looking])
+        assert stays.instance.taken == []  # seconds after a death
         stays.instance.turns.begin(session, "x1")
 
 
@@ -402,6 +420,50 @@ async def test_nobody_takes_what_an_instance_leaves_that_drains_or_is_alone(pair
     await one.instance.membership.leave()
     one.instance.queries.failing.append("takers")
     assert not await one.elsewhere.has_takers()  # Postgres is away: nobody knows
+
+
+async def test_instances_that_are_ended_together_do_not_hand_over_to_one_another(
+    join: Join, database: Database
+) -> None:
+    rare = replace(RULES, beat_s=60.0, signals_s=0.5)
+    one, other = await join("one", rare, reached=False), await join("other", rare, reached=False)
+    for each in (one, other):
+        each.instance.membership.draining = True
+    async with asyncio.timeout(PATIENCE_S):
+        assert not any(await asyncio.gather(one.elsewhere.has_takers(), other.elsewhere.has_takers()))
+
+
+async def test_what_is_let_go_in_a_drain_is_not_taken_up_here_again(pair: Pair, database: Database) -> None:
+    one, _ = pair
+    session = await new_session(one.instance.persistence)
+    await one.instance.begin(session, "x1")
+    one.instance.membership.draining = True
+    one.instance.queries.failing.append("hand_over")
+    await one.elsewhere.hand_over(session.id, USER, "x1")
+    mirroring = asyncio.create_task(mirrored(one, followed(turn_of(session, "x1"))))
+    await until(lambda: one.instance.queries.ran.count("holder_of_session") > 2)
+    assert one.instance.turns.taken == []
+    assert rows(database.dsn, "SELECT holder, runs FROM session_lease") == [("one", 0)]
+    mirroring.cancel()
+    await asyncio.wait([mirroring])
+
+
+async def test_with_a_spool_what_waits_for_postgres_holds_a_turn_back(join: Join, database: Database) -> None:
+    one = await join("one")
+    one.instance.membership.identity.keeps_spool = True
+    rows(database.dsn, "UPDATE instance SET keeps_spool = true WHERE id = 'one' RETURNING 1")
+    persistence = one.instance.persistence
+    waits, free = await new_session(persistence), await new_session(persistence)
+    lease = await one.instance.begin(waits, "x0")
+    appending = asyncio.create_task(persistence.log.append(under(lease, turn(waits, "x0"))))
+    await asyncio.sleep(0)  # nothing is written: its persistence has not begun
+    await one.instance.begin(free, "x1")
+    for session, exchange_id in ((waits, "x0"), (free, "x1")):
+        await one.elsewhere.hand_over(session.id, USER, exchange_id)
+    holders = dict(rows(database.dsn, "SELECT exchange_id, holder FROM session_lease"))
+    assert holders == {"x0": "one", "x1": ""}
+    persistence.start()
+    await appending
 
 
 async def test_a_stop_where_it_runs_needs_no_message(pair: Pair) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import psycopg
 import pytest
 from sqlalchemy import TextClause, text
 
@@ -87,6 +88,21 @@ async def test_while_a_turn_runs_nobody_else_has_its_session(pair: Pair, databas
     with pytest.raises(HeldElsewhere):
         await other.acquire(session)
     assert leases_in(database.dsn) == [("one", 1, "x1")]
+
+
+async def test_a_question_that_is_recorded_meanwhile_is_known_by_its_exchange(pair: Pair, database: Database) -> None:
+    """So that the same ask, sent to both at once, follows it here instead of finding the session busy."""
+    one, other = pair
+    session = await new_session(one.persistence)
+    await one.acquire(session)
+    async with await psycopg.AsyncConnection.connect(database.dsn) as recording:
+        await recording.execute("UPDATE session_lease SET exchange_id = 'x1', ask = '{}'")
+        asking = asyncio.create_task(other.acquire(session))
+        await until_waiting(database.dsn, 1)
+        await recording.commit()
+        with pytest.raises(HeldElsewhere) as held:
+            await asking
+    assert held.value.exchange_id == "x1"
 
 
 async def test_of_many_that_ask_at_once_each_gets_it_in_turn(pair: Pair, database: Database) -> None:

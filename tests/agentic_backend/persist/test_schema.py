@@ -32,6 +32,7 @@ TABLES = {
     "session_attachments",
     "session_history",
     "session_lease",
+    "schema_works_from",
     "user_share",
 }
 
@@ -83,6 +84,14 @@ def test_the_scripts_are_one_line_and_named_after_their_revisions(package: Modul
     revisions = list(scripts.walk_revisions())
     assert newest_revision(directory) == scripts.get_current_head() == revisions[0].revision
     assert [Path(one.path).name[1:5] for one in revisions] == [one.revision for one in revisions]
+
+
+@pytest.mark.parametrize("package", [agentic_migrations, index_migrations], ids=["agentic", "index"])
+def test_no_script_works_with_programs_that_one_before_it_did_not_work_with(package: ModuleType) -> None:
+    revisions = [*ScriptDirectory(str(Path(str(package.__file__)).parent)).walk_revisions()][::-1]
+    works_from = [getattr(one.module, "works_from", one.revision) for one in revisions]
+    assert works_from == sorted(works_from)
+    assert all(oldest <= one.revision for oldest, one in zip(works_from, revisions, strict=True))
 
 
 async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Database) -> None:
@@ -192,10 +201,39 @@ async def test_runs_of_one_ask_that_stand_twice_in_old_histories_are_kept_under_
         )
 
 
-async def test_a_newer_schema_is_refused_with_words(database: Database, build: Build) -> None:
+def newer(database: Database, works_from: str) -> None:
+    """A schema of a program to come."""
+    with psycopg.connect(database.dsn) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE schema_works_from SET revision = %s", (works_from,))
+
+
+async def test_a_newer_schema_that_this_program_works_with_is_used_and_kept(
+    database: Database, build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
     postgres = settings_for(database.settings()).storage.postgres
     await asyncio.to_thread(migrate, postgres)
-    rows(database.dsn, "UPDATE alembic_version SET version_num = '9999' RETURNING 1")
+    assert rows(database.dsn, "SELECT revision FROM schema_works_from") == [("0012",)]
+    newer(database, "0012")
+
+    assert await asyncio.to_thread(migrate, postgres) == "9999"
+    assert "at schema revision 9999, this version of the program knows up to 0012 and works with it" in caplog.text
+    persistence = build(database.settings())
+    persistence.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await persistence.database.wait_ready()
+    assert rows(database.dsn, "SELECT version_num FROM alembic_version") == [("9999",)]
+    assert rows(database.dsn, "SELECT revision FROM schema_works_from") == [("0012",)]
+
+
+@pytest.mark.parametrize("works_from", ["0013", None])
+async def test_a_newer_schema_is_refused_with_words(database: Database, build: Build, works_from: str | None) -> None:
+    postgres = settings_for(database.settings()).storage.postgres
+    await asyncio.to_thread(migrate, postgres)
+    newer(database, works_from or "9999")
+    if works_from is None:  # of a program from before they said so
+        with psycopg.connect(database.dsn) as connection:
+            connection.execute("DROP TABLE schema_works_from")
 
     with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0012.*newer version"):
         await asyncio.to_thread(migrate, postgres)

@@ -99,7 +99,7 @@ class Others:
     """The other instances as one sees them: what it asks of them, and whether one of them has the turn that it mirrors.
 
     That turn ends once `gate` is set. `runs` is what they say to run, `away` whether Postgres is, `waits` whether
-    the end of the turn waits for it, `takers` whether any takes what is `handed` over.
+    the end of the turn waits for it, `takers` whether any takes what is `handed` over, which waits for `takes`.
     """
 
     def __init__(self, *, has: bool = True) -> None:
@@ -114,6 +114,9 @@ class Others:
         self.forgot: list[str] = []
         self.told: list[str] = []
         self.takers = False
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.handing: list[str] = []
         self.handed: list[str] = []
 
     async def mirror(self, turn: Turn) -> bool:
@@ -144,6 +147,8 @@ class Others:
         return self.takers
 
     async def hand_over(self, _session_id: str, _user_id: str, exchange_id: str) -> None:
+        self.handing.append(exchange_id)
+        await self.takes.wait()
         self.handed.append(exchange_id)
 
     async def tell_changed(self, session_id: str, _user_id: str) -> None:

@@ -96,6 +96,142 @@ async def test_what_does_not_end_in_time_goes_on_at_another_instance(process, ta
     await ended(turn)
 
 
+async def handing_over(others):
+    """Wait until a turn is being handed over."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not others.handing:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+
+
+async def test_a_stop_of_what_is_being_handed_over_goes_where_it_goes_on(process, others):
+    others.takers = True
+    others.takes.clear()
+    turn = await speaking(process.ask("e1", "wait"))
+    draining = asyncio.create_task(process.registry.drain(0.01))
+    await handing_over(others)
+    turn.cancel()
+    await ticks()
+    others.takes.set()
+    assert isinstance(await ended(turn), Cancelled)
+    assert (others.handed, others.mirrored, turn.cancel_requested) == (["e1"], [turn], True)
+    assert await draining == 0
+
+
+async def test_the_end_of_the_process_in_a_hand_over_says_that_it_drains(process, others, tasks):
+    others.takers = True
+    others.takes.clear()
+    turn = await speaking(process.ask("e1", "wait"))
+    draining = asyncio.create_task(process.registry.drain(0.01))
+    await handing_over(others)
+    async with asyncio.timeout(PATIENCE_S):
+        await tasks.aclose()
+    assert (await ended(turn)).code is Code.DRAINING
+    await draining
+
+
+class Slow(Hosted):
+    """Its agent takes its time to be stopped."""
+
+    def __init__(self):
+        super().__init__()
+        self.stopping = asyncio.Event()
+
+    async def run(self, run):
+        try:
+            return await super().run(run)
+        finally:
+            self.stopping.set()
+            await asyncio.shield(self.gate.wait())
+
+
+async def test_what_its_user_has_stopped_does_not_move(table, tasks, leases, others):
+    agent = Slow()
+    others.takers = True
+    process = EchoProcess(table, tasks, agent, leases=leases, elsewhere=others)
+    turn = process.ask("e1")
+    await agent.began()
+    turn.cancel()
+    await agent.stopping.wait()
+    draining = asyncio.create_task(process.registry.drain(0.01))
+    await asyncio.sleep(0.05)
+    agent.gate.set()
+    assert isinstance(await ended(turn), Cancelled)
+    await draining
+    assert (others.handing, table.asked) == ([], None)
+
+
+async def test_all_who_follow_turns_of_other_instances_are_to_leave_with_the_process(process, others):
+    others.gate.clear()
+    registry = process.registry
+    # The second one comes from there, and is ahead of what is told here.
+    turns = [registry.resume(SESSION.id, "e1", USER), registry.resume(SESSION.id, "e1", USER, "", 5)]
+    await mirroring(others, 2)
+    assert await registry.drain(0.01) == 0
+    turns.append(registry.resume(SESSION.id, "e2", USER))
+    assert [(turn.let_go, turn.ended) for turn in turns] == [(True, False)] * 3
+    others.gate.set()
+    for turn in turns:
+        await ended(turn)
+
+
+@pytest.mark.parametrize("takers", [True, False])
+async def test_what_waits_when_the_process_ends_is_to_be_asked_elsewhere(process, others, takers):
+    others.takers = takers
+    running = await speaking(process.ask("e1", "wait"))
+    waiting = process.ask("e2", if_busy="queue")
+    await ticks()
+    draining = asyncio.create_task(process.registry.drain(PATIENCE_S if takers else 0.01))
+    refused = await ended(waiting)
+    assert (refused.code, refused.retry_after_ms, running.has_published) == (Code.DRAINING, 2000, True)
+    running.cancel()
+    assert isinstance(await ended(running), Cancelled)
+    await draining
+    assert others.handed == []
+
+
+async def test_what_waits_for_a_turn_of_another_instance_when_the_process_ends_is_to_be_asked_again(process, table):
+    table.holder, table.asked = "b", "e0"
+    turn = process.ask("e1", if_busy="queue")
+    await ticks()
+    await process.registry.drain(0.01)
+    refused = await ended(turn)
+    assert (refused.code, refused.refused, refused.retry_after_ms) == (Code.DRAINING, True, 2000)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_what_waits_for_a_slot_when_the_process_ends_is_to_be_asked_again(table, tasks, leases, others, stopped):
+    limits = TurnLimits(max_turns=1, queue_length=1, queue_deadline_s=600.0)
+    process = EchoProcess(table, tasks, restart="from_question", leases=leases, elsewhere=others, limits=limits)
+    others.takers = True
+    await process.admission.enter("none")
+    turn = process.ask("e1")
+    async with asyncio.timeout(PATIENCE_S):
+        while not turn.events:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0)
+    if stopped:
+        turn.cancel()
+    await process.registry.drain(0.01)
+    end = await ended(turn)
+    if stopped:
+        assert isinstance(end, Cancelled)
+    else:
+        assert (end.code, end.refused) == (Code.DRAINING, False)
+    assert (others.handing, table.asked, process.admission.waiting) == ([], None, 0)
+    process.admission.leave("none")
+
+
+async def test_a_stop_in_the_moment_of_the_refusal_is_a_stop(process, others, tasks):
+    others.takers = True
+    running = await speaking(process.ask("e1", "wait"))
+    waiting = process.ask("e2", if_busy="queue")
+    await ticks()
+    waiting.cancel()
+    await process.registry.drain(0.01)
+    assert isinstance(await ended(waiting), Cancelled)
+    await ended(running)
+    assert not tasks.failures
+
+
 @pytest.mark.parametrize("case", ["nobody takes it", "it must not run twice"])
 async def test_what_cannot_move_is_stopped(table, tasks, leases, others, case):
     others.takers = case == "it must not run twice"
@@ -122,6 +258,31 @@ async def test_an_agent_with_steps_moves_behind_the_one_that_it_is_in(table, tas
     assert await draining == 0
     assert others.handed == ["e1"]
     await ended(turn)
+
+
+async def test_what_is_taken_from_the_dead_as_the_drain_begins_moves_as_well(table, tasks, leases, others):
+    agent = Hosted("from_checkpoint")
+    others.takers = True
+    others.gate.clear()
+    process = EchoProcess(table, tasks, agent, leases=leases, elsewhere=others)
+    process.begin_again()
+    turns = [process.ask("e1")]
+    await agent.began()
+    process.registry.let_go()
+    await mirroring(others)
+    turns.append(process.ask("e2"))
+    draining = asyncio.create_task(process.registry.drain(PATIENCE_S))
+    await ticks()
+    cut = table.asks[0]
+    assert cut.rerun is not None
+    process.registry.take_up(replace(cut, rerun=replace(cut.rerun, restarts=1)))  # its statement was on its way
+    turns.append(process.registry.runs("e1", USER))
+    agent.gate.set()
+    assert await draining == 0
+    assert others.handed == ["e2", "e1"]
+    others.gate.set()
+    for turn in turns:
+        await ended(turn)
 
 
 async def test_a_run_that_is_let_go_may_be_taken_up_here_again(process, table, others):

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from agentic_backend.agent import AgentKit
+from agentic_backend.agent import AgentKit, AgentRun, Catalog, MovesOn
 from agentic_backend.agent.hosted import Hosting
 from agentic_backend.session.stream import Awaiting, Failed, Final, HumanAnswer
 from agentic_backend.session.turn import TurnRules
-from agentic_backend.settings import AgentSettings
-from agentic_backend.testing import FakeModel, MemoryState, MemoryStorage, TurnProcess, session_of
+from agentic_backend.settings import AgentSettings, Restart
+from agentic_backend.testing import USER, FakeModel, MemoryState, MemoryStorage, TurnProcess, session_of
 from backend_kit.aio import TaskRegistry
 from backend_kit.wire import Code
 from tests.agentic_backend.session.gated_turns import ended
@@ -84,3 +84,16 @@ async def test_an_answer_to_a_person_goes_on_from_its_question_alone(storage: Me
     assert final.messages[-1].text == "Known: one, echo."
     assert storage.reads["newest_checkpoint"] == 1
     assert await said(process, "two") == "Known: one, echo, ask."
+
+
+@pytest.mark.parametrize("restart", ["from_checkpoint", "from_question"])
+async def test_only_a_graph_that_goes_on_from_its_steps_stops_behind_one(restart: Restart) -> None:
+    """What would begin again from its question has the time of the drain to end."""
+    entry = AgentSettings(id="Keeps", name="Keeps", graph=f"{HERE}.keeping:graph", restart=restart)
+    agent = Catalog([entry], AgentKit(FakeModel(), "none"), hosting=Hosting(MemoryState())).get("Keeps")
+    running = agent.run(AgentRun("s1", "e1", USER, "one", lambda _event: None, moves=lambda: True))
+    if restart == "from_checkpoint":
+        with pytest.raises(MovesOn):
+            await running
+    else:
+        assert (await running).text == "Known: nothing."

@@ -29,6 +29,7 @@ FACTS = ServerFacts(
     database_limit=-1,
     others=7,
     revision="0012",
+    works_from="0012",
     vector=True,
 )
 DEMAND = Demand(most=90, processes=2, revision="0012", apart_s=60.0, harm="nothing is deleted")
@@ -60,16 +61,20 @@ def test_the_least_limit_counts(facts: ServerFacts, room: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "state", "said"),
+    ("revision", "works_from", "state", "said"),
     [
-        ("0012", Health.OK, "revision 0012"),
-        (None, Health.OK, "none yet"),
-        ("0011", Health.OK, "the next start brings it to 0012"),
-        ("0013", Health.WRONG, "this code knows up to 0012"),
+        ("0012", "0012", Health.OK, "revision 0012"),
+        (None, None, Health.OK, "none yet"),
+        ("0011", "0011", Health.OK, "the next start brings it to 0012"),
+        ("0013", "0013", Health.WRONG, "this code knows up to 0012"),
+        ("0013", None, Health.WRONG, "this code knows up to 0012"),
+        ("0014", "0012", Health.OK, "this code knows up to 0012 and works with it (as all from 0012 on)"),
     ],
 )
-def test_a_schema_that_this_code_does_not_know_is_wrong(revision: str | None, state: Health, said: str) -> None:
-    found = schema_finding(replace(FACTS, revision=revision), DEMAND)
+def test_a_schema_that_this_code_does_not_know_is_wrong_unless_it_says_otherwise(
+    revision: str | None, works_from: str | None, state: Health, said: str
+) -> None:
+    found = schema_finding(replace(FACTS, revision=revision, works_from=works_from), DEMAND)
     assert found.state is state
     assert said in found.figure
 
@@ -91,6 +96,7 @@ def test_without_pgvector_there_is_no_index() -> None:
         ("session is read-only", NoConnection.READ_ONLY),
         ("FATAL:  the database system is starting up", NoConnection.AWAY),
         ("FATAL:  unsupported startup parameter: options", NoConnection.POOLED),
+        ("permission denied for table schema_works_from", NoConnection.REFUSED),
         ("connection timeout expired", NoConnection.AWAY),
         ("Connection refused", NoConnection.AWAY),
     ],

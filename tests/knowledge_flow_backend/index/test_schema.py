@@ -1,14 +1,15 @@
 """The schema of an index: made once, by whoever comes first, and refused when it is newer than the program."""
 
 import asyncio
+from uuid import uuid4
 
 import pytest
 
 from backend_kit.db.audit import DROP_AUDIT
-from backend_kit.db.schema import SchemaTooNew
+from backend_kit.db.schema import SchemaTooNew, newest_revision
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import IndexUnavailable
-from knowledge_flow_backend.index.database import migrate
+from knowledge_flow_backend.index.database import SCRIPTS, migrate
 from tests.knowledge_flow_backend.corpus import INDEX, Corpus
 from tests.support.ports import free_port
 from tests.support.postgres import Database
@@ -49,6 +50,7 @@ async def test_an_index_of_before_gets_its_vectors_alone(
 
 async def test_a_newer_schema_is_refused_for_good(corpus: Corpus, database: Database) -> None:
     corpus.sql("UPDATE alembic_version SET version_num = '9999'")
+    corpus.sql("UPDATE schema_works_from SET revision = '9999'")
     with pytest.raises(SchemaTooNew, match="revision 9999"):
         await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX)
     async with Corpus.on(database) as other:
@@ -56,6 +58,28 @@ async def test_a_newer_schema_is_refused_for_good(corpus: Corpus, database: Data
         assert other.database.state.status == "refused"
         with pytest.raises(IndexUnavailable):
             await other.search("anything")
+
+
+async def test_a_newer_schema_that_this_program_works_with_is_used(corpus: Corpus, database: Database) -> None:
+    corpus.sql("UPDATE alembic_version SET version_num = '9999'")
+    corpus.sql("UPDATE schema_works_from SET revision = '0008'")
+    assert await asyncio.to_thread(migrate, Postgres.model_validate(database.settings()), INDEX) == "9999"
+
+
+async def test_a_newer_schema_needs_no_right_to_change_it(corpus: Corpus, database: Database) -> None:
+    """A role that only uses the tables starts at the revision of its code, and so at one that it works with."""
+    role = f"plain_{uuid4().hex}"
+    settings = Postgres.model_validate({**database.settings(), "username": role, "password": "p"})
+    corpus.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    corpus.sql(f'GRANT USAGE ON SCHEMA "{INDEX}" TO {role}')
+    corpus.sql(f'GRANT SELECT ON ALL TABLES IN SCHEMA "{INDEX}" TO {role}')
+    try:
+        assert await asyncio.to_thread(migrate, settings, INDEX) == newest_revision(SCRIPTS)
+        corpus.sql("UPDATE alembic_version SET version_num = '9999'")
+        assert await asyncio.to_thread(migrate, settings, INDEX) == "9999"
+    finally:
+        corpus.sql(f"DROP OWNED BY {role}")
+        corpus.sql(f"DROP ROLE {role}")
 
 
 async def test_a_database_that_is_away_is_waited_for(corpus: Corpus, database: Database) -> None:
