@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,9 @@ bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others
 
 bench-doors: ## CPU of a turn through each door beside the native WebSocket; ARGS=--short for one round
 	@$(PYTHON) -m tests.bench.doors $(ARGS)
+
+bench-scale: ## what bounds 1 to 1,000 workers, computed from measured parts, in two minutes; ARGS=--twice compares two runs
+	@$(PYTHON) -m tests.bench.scale $(ARGS)
 
 doors-clients: ## LiteLLM's proxy, llm and the MCP inspector at our doors, unmodified; ARGS="--only llm"
 	@$(PYTHON) -m tests.doors.clients $(ARGS)

@@ -510,7 +510,8 @@ class AgenticService(Service[AgenticSettings, State]):
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
         tokens = self._tokens if isinstance(self._tokens, TokenVerifier) else None
-        return Ticker(TickerSources(state.runtime.loop, database.main, database.writes, tokens), windows, state.metrics)
+        sources = TickerSources(state.runtime.loop, database.main, database.writes, state.admission, tokens)
+        return Ticker(sources, windows, state.metrics)
 
 
 def serve_app(

@@ -97,6 +97,11 @@ class AgenticMetrics(ServiceMetrics):
         self.turns_queued: KpiGauge = self._level(
             "app_turns_queued", "Accepted asks that wait for a slot.", "turns_queued"
         )
+        self.turns_capacity: KpiGauge = self._level(
+            "app_turns_capacity_ratio",
+            "How much of what this process can do is in use: at 1 further turns only wait.",
+            "turns_capacity",
+        )
         self.replay_events: KpiGauge = self._level(
             "app_replay_events", "Events kept for clients that resume.", "replay_events"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.verdict import CAUSES, Gauged, Windows, judge
+from agentic_backend.verdict import CAUSES, Gauged, Windows, capacity_ratio, judge
 from backend_kit.db.pool import Pool, PoolReport, PoolStats
 from backend_kit.kpi import LoopMonitor
 
@@ -22,6 +22,14 @@ class CountsLookups(Protocol):
     misses: int
 
 
+class HasSlots(Protocol):
+    """Who lets turns run: `Admission`."""
+
+    @property
+    def fill(self) -> float:
+        """Turns that run by how many may, 0 to 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class TickerSources:
     """The sources of counts, which are only read here: `main` is the pool of reads, `batch` the batcher's."""
@@ -29,6 +37,7 @@ class TickerSources:
     loop: LoopMonitor
     main: Pool
     batch: Pool
+    slots: HasSlots
     tokens: CountsLookups | None = None
 
 
@@ -68,9 +77,10 @@ class Ticker:
         self._windows.close_slice(self._gauged(main, batch))
 
     def judge(self) -> None:
-        """Publish the verdict over the slices since the last one."""
+        """Publish the verdict over the slices since the last one, and how much of this process is in use."""
         seen, self._judged = self._windows.since(self._judged)
         verdict = judge(seen)
+        self._metrics.turns_capacity.set(capacity_ratio(seen, self._sources.slots.fill))
         for cause in CAUSES:
             if verdict.causes_ms[cause] > 0:
                 self._metrics.turn_wait(cause).inc(verdict.causes_ms[cause] * verdict.turns / 1e3)

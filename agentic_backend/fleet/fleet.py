@@ -64,13 +64,18 @@ class Fleet:
         self._tasks = tasks
         self._metrics = metrics
         self._queries = persistence.queries
-        self._mirrored = self._alive = 0
+        self._mirrored = self._alive = self._staying = 0
         self._crowded = False
         self.peers = Peers(settings.app.base_url, siblings)
         self.views = FleetViews(persistence.queries, self.membership, self.peers)
         self.leases = FleetLeases(persistence.queries, self.membership, persistence.cache, persistence.pending)
         self.takeover = Takeover(
-            persistence.queries, self.membership, self.leases, persistence.log, self._note_takeover
+            persistence.queries,
+            self.membership,
+            self.leases,
+            persistence.log,
+            self._note_takeover,
+            lookers=lambda: self._staying,
         )
         postgres = PostgresBus(persistence.queries, metrics.fleet_messages("postgres").inc)
         self._redis = self._redis_bus(settings.fleet, postgres)
@@ -166,7 +171,9 @@ class Fleet:
         notified = self.membership.notified
         while True:
             with contextlib.suppress(HistoryUnavailable):
-                ((self._alive,),) = await self._queries.fetch("fleet_instances", INSTANCES, {"dead_s": rules.dead_s})
+                ((self._alive, self._staying),) = await self._queries.fetch(
+                    "fleet_instances", INSTANCES, {"dead_s": rules.dead_s}
+                )
                 self._metrics.fleet_instances.set(self._alive)
                 self.limits.note_instances(self._alive)
             if self._redis is None:

@@ -39,6 +39,8 @@ class FleetRules:
     """An instance that did not renew for so long, by the clock of Postgres, is dead to the others."""
     look_s: float = 0.25
     """Between two looks for turns of the dead."""
+    looks_each_time: int = 4
+    """So many instances look each time, on average: a look reads the turns of all, and costs as much as there are."""
     taken_at_once: int = 64
     """Turns taken over by one statement: the rest is left for other instances, which look too."""
     mirror_s: float = 60.0

@@ -139,7 +139,8 @@ RETURNING lease.session_id, session.user_id, lease.exchange_id, lease.fence, lea
 NOTIFY = text("SELECT pg_notify(:channel, :message)")
 
 INSTANCES = text("""
-SELECT count(*) FILTER (WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)) AS alive FROM instance
+SELECT count(*) AS alive, count(*) FILTER (WHERE NOT draining) AS staying FROM instance
+WHERE heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)
 """)
 
 SAY_DRAINING = text("UPDATE instance SET draining = true WHERE id = :me RETURNING id")

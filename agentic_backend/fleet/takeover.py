@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -51,7 +52,13 @@ class Takeover:
         leases: FleetLeases,
         log: PersistentTurnLog,
         taken: Callable[[float], None] = lambda _silent_s: None,
+        *,
+        lookers: Callable[[], int] = lambda: 1,
+        draw: Callable[[], float] = random.random,
     ) -> None:
+        """`lookers` is how many instances look, this one included, as far as is known; `draw` gives 0 to below 1."""
+        self._lookers = lookers
+        self._draw = draw
         self._queries = queries
         self._membership = membership
         self._leases = leases
@@ -67,12 +74,17 @@ class Takeover:
         """Take turns of the dead until cancelled. Spawn it with `restart=True`."""
         while True:
             await asyncio.sleep(self._membership.rules.look_s)
-            if self._membership.valid and not self._membership.draining:
+            if self._membership.valid and not self._membership.draining and (self._owing or self._has_its_turn()):
                 try:
                     while await self._take_some() == self._membership.rules.taken_at_once:
                         pass
                 except HistoryUnavailable:
                     self._owing = True  # the turns may be taken, and the answer lost
+
+    def _has_its_turn(self) -> bool:
+        """Whether this instance looks this time. All of a large fleet would cost Postgres more than their turns do, so
+        as many look as of a small one: by draw, since nobody knows which of the others look as well."""
+        return self._draw() * self._lookers() < self._membership.rules.looks_each_time
 
     async def recover(self) -> None:
         """Go on with the turns that an earlier process of this instance left in Postgres, once none of its ends waits

@@ -108,6 +108,11 @@ class Admission:
         """How many asks wait for a slot."""
         return sum(len(line.waiting) for line in self._lines.values())
 
+    @property
+    def fill(self) -> float:
+        """Turns that run by `max_turns`, 0 where that is no limit. Never above 1."""
+        return self.running / self._limits.max_turns if self._limits.max_turns else 0.0
+
     def full(self, model: str) -> bool:
         """Whether an ask for the model that comes now would have to wait."""
         return self._is_full() or self._has_its_share(self._line(model))

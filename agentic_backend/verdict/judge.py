@@ -94,6 +94,12 @@ def judge(seen: Slice) -> Verdict:
     )
 
 
+def capacity_ratio(seen: Slice, slots: float) -> float:
+    """How much of what this process can do is in use: the larger of its loop's share of a full one (`SATURATED`, so up
+    to 1.18) and of its slots (`slots`: turns that run by `limits.max_turns`, 0 to 1). At 1 more load only waits."""
+    return max(seen.occupied / SATURATED, slots)
+
+
 def attributed(seen: Slice) -> dict[Cause, float]:
     """Milliseconds by cause of all turns of the window together.
 

@@ -80,6 +80,7 @@ app_turn_seconds histogram agent,status
 app_turn_unattributed_seconds histogram -
 app_turn_wait_seconds counter cause
 app_turns counter agent,status
+app_turns_capacity_ratio gauge -
 app_turns_in_progress gauge -
 app_turns_queued gauge -
 app_turns_restarted counter -
@@ -127,6 +128,7 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.delivery.observe(0.002)
     metrics.turn_wait("llm_floor").inc(3.0)
     metrics.bound_by("llm_floor").set(1)
+    metrics.turns_capacity.set(0.7)
     metrics.llm_cost("mock").inc(0.25)
     metrics.db_connections("main", "in_use").set(2)
     metrics.db_waiting("main").set(1)

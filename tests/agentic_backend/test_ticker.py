@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import batch_pool, request_pool
 from agentic_backend.ticker import Ticker, TickerSources
-from agentic_backend.verdict import CAUSES, Windows
+from agentic_backend.verdict import CAUSES, Gauged, Windows
 from backend_kit.kpi import Kpi, LoopMonitor
 from backend_kit.settings import Postgres
 from tests.support.postgres import Database
@@ -21,6 +21,12 @@ class Lookups:
     def __init__(self) -> None:
         self.hits = 3
         self.misses = 1
+
+
+class Slots:
+    """Turns that run, by how many may."""
+
+    fill = 0.0
 
 
 class Room:
@@ -35,7 +41,9 @@ class Room:
         self.tokens = Lookups()
         loop = LoopMonitor(self.kpi, notice=lambda _: None)
         self.windows = Windows()
-        self.watch = Ticker(TickerSources(loop, self.main, self.batch, self.tokens), self.windows, metrics)
+        self.slots = Slots()
+        sources = TickerSources(loop, self.main, self.batch, self.slots, self.tokens)
+        self.watch = Ticker(sources, self.windows, metrics)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.kpi.registry.get_sample_value(name, labels)
@@ -113,6 +121,16 @@ async def test_the_verdict_is_published_and_ends_the_summary(room: Room) -> None
     room.watch.judge()
     assert room.value("app_turn_wait_seconds_total", cause="admission") == pytest.approx(6.0)
     assert room.value("app_bound_by", cause="admission") == 0
+
+
+async def test_what_is_in_use_of_this_process_is_published_with_the_verdict(room: Room) -> None:
+    room.slots.fill = 0.4
+    room.windows.close_slice(Gauged())
+    room.watch.judge()
+    assert room.value("app_turns_capacity_ratio") == 0.4
+    room.windows.close_slice(Gauged(cpu_s=1e6))  # more than there is time
+    room.watch.judge()
+    assert room.value("app_turns_capacity_ratio") == pytest.approx(1 / 0.85)
 
 
 async def test_what_waits_for_postgres_is_in_the_slice(room: Room) -> None:

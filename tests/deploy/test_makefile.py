@@ -43,6 +43,7 @@ TARGETS = (
         "bench-memory",
         "bench-strangers",
         "bench-doors",
+        "bench-scale",
         "doors-clients",
     ),
     *("profile", "eval", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),

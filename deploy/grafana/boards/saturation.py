@@ -41,6 +41,17 @@ def _verdict() -> Row:
                 ],
                 stacked=True,
             ),
+            Panel(
+                "In use of what an instance can do",
+                "The larger of its loop and its slots. At 1 more load only waits; whether more instances help says the "
+                "verdict.",
+                "percentunit",
+                [
+                    Target(select("app_turns_capacity_ratio"), _PROCESS),
+                    Target("max(job:app_turns_capacity_ratio:to_scale)", "to scale by, at 0.7"),
+                ],
+                bound=1,
+            ),
         ],
     )
 

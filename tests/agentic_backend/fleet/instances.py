@@ -140,6 +140,7 @@ class Instance:
         url: str | None = None,
         *,
         keeps_spool: bool = False,
+        **looks: Any,
     ) -> None:
         self.name = name
         self.kpi = kpi
@@ -152,7 +153,9 @@ class Instance:
         self.waiting = Waits()
         self.leases = FleetLeases(self.queries, self.membership, persistence.cache, self.waiting)
         self.taken: list[float] = []
-        self.takeover = Takeover(self.queries, self.membership, self.leases, persistence.log, self.taken.append)
+        self.takeover = Takeover(
+            self.queries, self.membership, self.leases, persistence.log, self.taken.append, **looks
+        )
         self.turns = Turns()
         self.takeover.turns = self.turns
         self._renewal: asyncio.Task[None] | None = None

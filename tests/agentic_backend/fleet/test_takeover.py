@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.fleet.statements import TAKE_OVER
+from agentic_backend.fleet.statements import INSTANCES, TAKE_OVER
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import HeldElsewhere, LeaseLost
 from tests.agentic_backend.fleet.conftest import Found
@@ -17,6 +17,18 @@ from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 COUNTS = "SELECT exchange_id, fence, runs, deaths FROM session_lease ORDER BY exchange_id"
+
+
+class Draws:
+    """What is drawn, one after the other; then always the highest."""
+
+    def __init__(self, *values: float) -> None:
+        self._values = list(values)
+        self.drawn = 0
+
+    def __call__(self) -> float:
+        self.drawn += 1
+        return self._values.pop(0) if self._values else 0.999
 
 
 async def looked(instance: Instance, times: int = 2) -> None:
@@ -201,6 +213,41 @@ async def test_many_turns_are_taken_at_once_whatever_the_bound(found: Found, dat
     await looked(other, times=3)  # the third finds one only
     assert len(other.turns.taken) == 5
     assert len(other.taken) == 5
+
+
+@pytest.mark.parametrize(("lookers", "looks"), [(5, 3), (16, 2), (1000, 1)])
+async def test_of_a_large_fleet_as_many_look_as_of_a_small_one(found: Found, lookers: int, looks: int) -> None:
+    draws = Draws(0.0, 0.24, 0.7, 0.999)
+    one = await found("one", lookers=lambda: lookers, draw=draws)
+    one.queries.ran.clear()
+    one.spawn(one.takeover.look_for_dead)
+    await until(lambda: draws.drawn > 4)  # the look of the fourth draw has ended
+    assert one.queries.ran.count("take_over") == looks
+
+
+@pytest.mark.parametrize("lookers", [0, 1, 4])
+async def test_of_a_small_fleet_all_look_each_time(found: Found, lookers: int) -> None:
+    one = await found("one", lookers=lambda: lookers, draw=Draws())
+    one.spawn(one.takeover.look_for_dead)
+    await until(lambda: one.queries.ran.count("take_over") > 3)
+
+
+async def test_who_drains_is_alive_and_does_not_count_among_those_who_look(found: Found, database: Database) -> None:
+    one, two, third = await found("one"), await found("two"), await found("three")
+    values = {"dead_s": RULES.dead_s}
+    assert list(await one.queries.fetch("instances", INSTANCES, values)) == [(3, 3)]
+    two.membership.draining = True
+    await until(lambda: rows(database.dsn, "SELECT draining FROM instance WHERE id = 'two'") == [(True,)])
+    await third.stop_renewing()
+    died(database.dsn, "three")
+    assert list(await one.queries.fetch("instances", INSTANCES, values)) == [(2, 1)]
+
+
+async def test_what_an_instance_has_lost_sight_of_it_looks_for_whatever_is_drawn(found: Found) -> None:
+    one = await found("one", lookers=lambda: 1000, draw=Draws())
+    one.takeover.note_loss()
+    one.spawn(one.takeover.look_for_dead)
+    await until(lambda: "retake_all" in one.queries.ran)
 
 
 async def test_a_turn_that_does_not_run_again_is_stored_as_interrupted(found: Found, database: Database) -> None:

@@ -197,3 +197,15 @@ def test_a_burst_is_spent_and_then_asks_are_refused_with_the_wait():
         admission.check("ann")
     assert refusal.value.retry_after_s is not None
     assert 0 < refusal.value.retry_after_s <= 10.0
+
+
+async def test_it_tells_how_full_it_is():
+    admission, unbounded = Admission(limits(max_turns=4)), Admission(limits(max_turns=0, queue_length=0))
+    assert admission.fill == 0.0
+    for running in (0.25, 0.5):
+        await admission.enter("m")
+        await unbounded.enter("m")
+        assert admission.fill == running
+    admission.leave("m")
+    assert admission.fill == 0.25
+    assert unbounded.fill == 0.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.verdict import CAUSES, Gauged, Slice, judge
+from agentic_backend.verdict import CAUSES, Gauged, Slice, capacity_ratio, judge
 from agentic_backend.verdict.causes import Account
 from agentic_backend.verdict.judge import backlog_ms
 
@@ -166,3 +166,23 @@ def test_the_line_and_the_json_say_the_same() -> None:
     assert said["bound_by"] == told["bound_by"] == "llm_floor"
     assert float(said["turn_ms"]) == pytest.approx(told["turn_ms"], abs=0.01)
     assert tuple(told["causes"]) == CAUSES
+
+
+@pytest.mark.parametrize(
+    ("cpu", "held", "slots", "ratio"),
+    [
+        (0.0, 0.0, 0.0, 0.0),
+        (0.17, 0.0, 0.0, 0.2),
+        (0.17, 0.34, 0.1, 0.4),
+        (0.17, 0.0, 0.5, 0.5),
+        (0.85, 0.0, 0.2, 1.0),
+        (1.0, 0.0, 1.0, 1.0 / 0.85),
+    ],
+    ids=["idle", "it computes", "one call holds the loop", "slots are scarcer", "the loop is full", "no time is left"],
+)
+def test_what_is_in_use_is_the_larger_of_loop_and_slots(cpu: float, held: float, slots: float, ratio: float) -> None:
+    assert capacity_ratio(window(cpu=cpu, held=held), slots) == pytest.approx(ratio)
+
+
+def test_without_a_window_only_slots_are_in_use() -> None:
+    assert capacity_ratio(Slice(), 0.25) == 0.25
