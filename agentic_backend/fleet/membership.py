@@ -7,30 +7,32 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, LiteralString
 
 import psycopg
 
 from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
+from agentic_backend.spool.silence import hang_up_after
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)
 
-_BEAT_TIMEOUT_S: Final = 3.0
-
 
 @dataclass(frozen=True, slots=True)
 class FleetRules:
-    """The times of a fleet, in seconds. `renew_s` is below `dead_s` by more than a heartbeat and a clock's drift."""
+    """The times of a fleet, in seconds. `renew_s` is below `dead_s` by more than a heartbeat and a clock's drift, and
+    above `beat_s` and `answer_s`: one connection that breaks costs no turns."""
 
     beat_s: float = 2.0
     """Between two heartbeats."""
+    answer_s: float = 3.0
+    """For connecting, and until the answer to a heartbeat: then the connection is given up for another one."""
     gap_s: float = 5.0
     """After a longer silence an instance must be heard for `dead_s` before it may call others dead."""
     renew_s: float = 6.0
@@ -145,8 +147,8 @@ class Membership:
         """Be gone at once for the others, after the last write; with `instance` that one, which has died. Never
         raises."""
         try:
-            async with asyncio.timeout(_BEAT_TIMEOUT_S), await self._connect() as connection:
-                await connection.execute(LEAVE, {"id": instance or self.identity.id})
+            async with await self._connect() as connection:
+                await self._execute(connection, LEAVE, {"id": instance or self.identity.id})
         except (psycopg.Error, OSError, TimeoutError) as error:
             dead_s = self.rules.dead_s
             self._log.warning(
@@ -157,9 +159,9 @@ class Membership:
         async with await self._connect() as connection:
             if self.identity.url is None:
                 self.identity.url = self._own_url(_address_of(connection))
-            await connection.execute(f"LISTEN {CHANNEL}")
+            await self._execute(connection, f"LISTEN {CHANNEL}")
             await self._beat(connection)
-            await connection.execute(SWEEP)
+            await self._execute(connection, SWEEP)
             # What was said before the first LISTEN nobody has heard.
             self.on_deaf()
             backoff.reset()
@@ -183,8 +185,7 @@ class Membership:
             "draining": self.draining,
             "gap_s": self.rules.gap_s,
         }
-        async with asyncio.timeout(_BEAT_TIMEOUT_S):
-            await connection.execute(BEAT, values)
+        await self._execute(connection, BEAT, values)
         self._notice_loss()  # one that was stopped may renew before anybody looks
         # From when it was sent: Postgres cannot have written it earlier.
         silent_s, self._renewed_at = sent_at - self._renewed_at, sent_at
@@ -192,6 +193,15 @@ class Membership:
         self._member.set()
         if self.rules.gap_s < silent_s < float("inf"):
             self.on_deaf()  # it stood still: others may have left out what it had told
+
+    async def _execute(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        statement: LiteralString,
+        values: Mapping[str, object] | None = None,
+    ) -> None:
+        with hang_up_after(connection, self.rules.answer_s):
+            await connection.execute(statement, values)
 
     def _notice_loss(self) -> None:
         if not self.valid and not self._lost:
@@ -219,7 +229,7 @@ class Membership:
             user=settings.username,
             password=password,
             autocommit=True,
-            **connect_args("turnwise-agentic-fleet", min(settings.connect_timeout, int(_BEAT_TIMEOUT_S))),
+            **connect_args("turnwise-agentic-fleet", min(settings.connect_timeout, max(2, int(self.rules.answer_s)))),
         )
         connection.prepare_threshold = 0
         return connection

@@ -45,7 +45,8 @@ class Peers:
         both in seconds."""
         self._base = base
         self._silence_s = _HEARTBEATS * heartbeat_s
-        self._limits = Connections(connect_s=connect_s, pool_s=None, read_s=self._silence_s)
+        # None is kept: one that has become half-open while it was idle would cost whoever comes next its silence.
+        self._limits = Connections(keepalive=False, connect_s=connect_s, pool_s=None, read_s=self._silence_s)
         self._session = open_session(self._limits)
         self._siblings = siblings
 

@@ -5,13 +5,16 @@ from typing import Any, Final
 
 from agentic_backend.spool.statements import register_json
 from backend_kit.db.database import Database
-from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, connect_args
+from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, STATEMENT_TIMEOUT_MS, connect_args
 from backend_kit.db.pool import Pool, PoolMetrics, PoolRules
 from backend_kit.db.schema import Migrations, migrate_schema
 from backend_kit.settings import Postgres
 
 LOCK_KEY: Final = 0x7475_726E_7769_7365
 """The advisory lock of migrations: "turnwise" in ASCII."""
+WHILE_WE_ARE_SILENT: Final = {"idle_in_transaction_session_timeout": STATEMENT_TIMEOUT_MS}
+"""An option of connections with transactions: of a process out of reach the server ends one after so long, in
+milliseconds, and nobody waits for its locks. Keepalives alone do not tell: a proxy on the way answers them."""
 BATCH_CONNECTIONS: Final = 2
 """Of the batcher's pool."""
 MIGRATIONS: Final = Migrations(
@@ -47,5 +50,5 @@ def migrate(settings: Postgres) -> str:
 
 
 def _connecting(settings: Postgres, name: str) -> dict[str, Any]:
-    args = connect_args(f"turnwise-agentic-{name}", settings.connect_timeout)
+    args = connect_args(f"turnwise-agentic-{name}", settings.connect_timeout, options=WHILE_WE_ARE_SILENT)
     return {"connect_args": args, "on_connect": register_json}

@@ -16,7 +16,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from agentic_backend.agent.interrupts import strict_serializer
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.database import LOCK_KEY
+from agentic_backend.persist.database import LOCK_KEY, WHILE_WE_ARE_SILENT
+from agentic_backend.spool.silence import hang_up_after
 from backend_kit.db.libpq import connect_args, server_args
 from backend_kit.settings import Postgres
 
@@ -25,6 +26,8 @@ TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 POOL: Final = "graphs"
 """The name of the pool in metrics and in `pg_stat_activity`."""
 _PATIENT_S: Final = 15.0
+OPERATION_S: Final = 60.0
+"""Seconds for one operation, which may be several statements: its server, or the way to it, has gone then."""
 _Connection = AsyncConnection[DictRow]
 
 _COLUMNS = """
@@ -44,8 +47,11 @@ class GraphPool:
     """Connects at its first use. Each operation has a connection to itself, and a saver on it: an instance of
     LangGraph's does one thing at a time. Methods raise psycopg's `Error`."""
 
-    def __init__(self, settings: Postgres, metrics: AgenticMetrics, size: int) -> None:
-        """`size` is the most connections."""
+    def __init__(
+        self, settings: Postgres, metrics: AgenticMetrics, size: int, *, operation_s: float = OPERATION_S
+    ) -> None:
+        """`size` is the most connections, `operation_s` the seconds of one operation, but for those of the store."""
+        self._operation_s = operation_s
         self._settings = settings
         self._wait = metrics.db_pool_wait(POOL)
         self._size = size
@@ -69,7 +75,8 @@ class GraphPool:
             async with pool.connection(_PATIENT_S if patient else None) as connection:
                 self._wait.observe(time.perf_counter() - begun)
                 try:
-                    yield connection
+                    with hang_up_after(connection, self._operation_s):
+                        yield connection
                 except ReadOnlySqlTransaction:
                     await connection.close()  # no primary any more: the pool is to look for another
                     raise
@@ -168,7 +175,7 @@ def _pool(settings: Postgres, size: int) -> "AsyncConnectionPool[_Connection]":
             "autocommit": True,
             "prepare_threshold": 0,
             "row_factory": dict_row,
-            **connect_args("turnwise-agentic-graphs", settings.connect_timeout),
+            **connect_args("turnwise-agentic-graphs", settings.connect_timeout, options=WHILE_WE_ARE_SILENT),
         },
         check=_check,
         min_size=0,

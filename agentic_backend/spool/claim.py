@@ -26,9 +26,6 @@ _AGAIN_S = 0.2
 _EMPTIED_S = 60.0
 """More than one attempt of `Persistence.write_out` takes."""
 
-# The server gives up a holder that vanished within 7 s, which is less than others wait for it.
-_SERVER_KEEPALIVES = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=2"
-
 Connection = psycopg.Connection[tuple[object, ...]]
 
 _TRY = {
@@ -132,8 +129,7 @@ def connect(settings: Postgres, role: str) -> Connection:
 
 def _arguments(settings: Postgres, role: str) -> dict[str, Any]:
     arguments = connect_args(f"turnwise-agentic-{role} {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
-    options = f"{arguments['options']} {_SERVER_KEEPALIVES}"
-    return {**arguments, **server_args(settings), "options": options}
+    return {**arguments, **server_args(settings)}
 
 
 def _taken_text(settings: Postgres, holder: tuple[object, ...] | None) -> str:

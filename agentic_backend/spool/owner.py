@@ -11,12 +11,15 @@ import psycopg
 
 from agentic_backend.spool.claim import EXIT_TAKEN, WAIT_S, Connection, DatabaseTaken, attempt
 from agentic_backend.spool.pooler import EXIT_POOLED, PoolerUnusable
+from agentic_backend.spool.silence import hang_up_after
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.settings import Postgres
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.25
+_ANSWER_S = 7.0
+"""Seconds for an answer: more than a statement may take."""
 
 
 class Owner:
@@ -39,11 +42,14 @@ class Owner:
         give_up: Callable[[int], None],
         claim: Connection | None = None,
         wait_s: float = WAIT_S,
+        answer_s: float = _ANSWER_S,
     ) -> None:
+        """`answer_s` is how long the server is given to say whether it takes writes, in seconds."""
         self._settings = settings
         self._shared = shared
         self._give_up = give_up
         self._wait_s = wait_s
+        self._answer_s = answer_s
         self._connection = claim
         self._held = asyncio.Event()
         if claim is not None:
@@ -145,7 +151,8 @@ class Owner:
     async def _stands(self, connection: Connection) -> bool:
         """Whether its server answers and takes writes: a claim on one that does not keeps nobody from the primary."""
         try:
-            read_only = await asyncio.to_thread(connection.execute, "SHOW transaction_read_only")
+            with hang_up_after(connection, self._answer_s):
+                read_only = await asyncio.to_thread(connection.execute, "SHOW transaction_read_only")
         except psycopg.Error:
             return False
         return read_only.fetchone() == ("off",)

@@ -1,14 +1,24 @@
 """Outbound connections: their limits, and the one way in which a session of them is opened."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
 from backend_kit.kpi import current_ledger
+
+_VANISHED: Final = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 2,
+    "TCP_USER_TIMEOUT": 20_000,
+}
+"""By these the kernel gives up a peer that vanished within 20 s, where it has these options (Linux has). Without, a
+request to it waits for its own deadline, and an answer that nobody sends any more, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ def open_session(
     }
     return aiohttp.ClientSession(
         connector=(
-            aiohttp.TCPConnector(ttl_dns_cache=60, **bounds)
+            aiohttp.TCPConnector(ttl_dns_cache=60, socket_factory=_socket, **bounds)
             if unix_socket is None
             else aiohttp.UnixConnector(unix_socket, **bounds)
         ),
@@ -70,6 +80,17 @@ def open_session(
         headers={"User-Agent": "turnwise"},
         trace_configs=None if pool_wait is None else [_pool_wait_trace(pool_wait, pool_wait_row)],
     )
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One that notices where its peer has gone."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _VANISHED.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _pool_wait_trace(observe: Callable[[float], None], row: str | None) -> aiohttp.TraceConfig:

@@ -42,6 +42,7 @@ _BY_SQLSTATE = (
     ("40P01", Cause.DEADLOCK),
     ("57014", Cause.TIMEOUT),
     ("55P03", Cause.TIMEOUT),
+    ("25P03", Cause.TIMEOUT),  # a transaction in which we said nothing for too long
     ("57P", Cause.SHUTDOWN),
     ("08", Cause.CONNECTION),
     ("22", Cause.POISON),

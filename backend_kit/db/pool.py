@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -23,8 +23,9 @@ AnyRow = Row[*tuple[Any, ...]]
 """A row: by position, or by the names of its columns."""
 
 ANSWER_S: Final = 15.0
-"""Seconds that a statement which is a transaction of its own waits for its answer. Its own deadline ends with its work:
-only we end its wait for a synchronous standby that is away."""
+"""Seconds that a statement or a commit waits for its answer. The server's own deadline of a statement ends with its
+work, before its wait for a synchronous standby that is away, and never comes from a server that is out of reach: behind
+a proxy or a balancer that holds our connection nothing else tells."""
 
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -123,11 +124,18 @@ class _Totals:
 class TimedConnection:
     """One connection of a pool. Each statement and each commit is timed separately."""
 
-    def __init__(self, connection: AsyncConnection, timing: "_Timing", answer_s: float | None = None) -> None:
-        """`answer_s` is the longest that `execute` waits; None: without a bound."""
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        timing: "_Timing",
+        answer_s: float,
+        on_silence: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`answer_s` is the longest that anything waits for an answer; `on_silence` is called where none came."""
         self._connection = connection
         self._timing = timing
         self._answer_s = answer_s
+        self._on_silence = on_silence
 
     async def execute(
         self, op: str, statement: Executable, parameters: Mapping[str, object] | None = None
@@ -137,14 +145,8 @@ class TimedConnection:
         Raises sqlalchemy's DBAPIError, and psycopg's QueryCanceled where the answer does not come: then a change may
         have been made, without being on a synchronous standby.
         """
-        begun = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._answer_s):
-                result = await self._connection.execute(statement, parameters)
-        except TimeoutError:
-            raise psycopg.errors.QueryCanceled(f"no answer within {self._answer_s} s") from None
-        finally:
-            self._timing.statement(op, begun)
+        async with self._answer(op):
+            result = await self._connection.execute(statement, parameters)
         return result.all() if result.returns_rows else ()
 
     async def fetch(
@@ -157,18 +159,18 @@ class TimedConnection:
         """
         raw = await self._connection.get_raw_connection()
         driver: Any = raw.driver_connection
-        begun = time.perf_counter()
         try:
-            async with psycopg.AsyncRawCursor(driver) as cursor:
+            async with self._answer(op), psycopg.AsyncRawCursor(driver) as cursor:
                 await cursor.execute(statement.text, statement.values(parameters))
                 return await cursor.fetchall()
+        except psycopg.errors.QueryCanceled:
+            raise
         except psycopg.Error:
             if driver.closed:
                 # SQLAlchemy has to meet the fault itself: it then drops every older connection of the pool.
                 await self._connection.exec_driver_sql("SELECT 1")
             raise
         finally:
-            self._timing.statement(op, begun)
             if driver.closed or driver.info.transaction_status is TransactionStatus.ACTIVE:
                 # Lost, or given up in mid-statement: nobody else may get it from the pool.
                 await self._connection.invalidate()
@@ -181,24 +183,30 @@ class TimedConnection:
         """
         raw = await self._connection.get_raw_connection()
         driver: Any = raw.driver_connection
-        begun = time.perf_counter()
-        try:
-            async with driver.cursor() as cursor, cursor.copy(statement) as copy:
-                for part in rows:
-                    await copy.write(part)
-        finally:
-            self._timing.statement(op, begun)
+        async with self._answer(op), driver.cursor() as cursor, cursor.copy(statement) as copy:
+            for part in rows:
+                await copy.write(part)
 
     async def commit(self) -> None:
         """End the transaction; what was executed is durable when this returns (synchronous_commit is on).
 
-        Raises sqlalchemy's DBAPIError.
+        Raises as `execute`.
         """
+        async with self._answer("commit"):
+            await self._connection.commit()
+
+    @asynccontextmanager
+    async def _answer(self, op: str) -> AsyncIterator[None]:
+        """Wait for the server in the block, timed, and not for ever."""
         begun = time.perf_counter()
         try:
-            await self._connection.commit()
+            async with asyncio.timeout(self._answer_s):
+                yield
+        except TimeoutError:
+            await self._on_silence()
+            raise psycopg.errors.QueryCanceled(f"no answer within {self._answer_s} s") from None
         finally:
-            self._timing.statement("commit", begun)
+            self._timing.statement(op, begun)
 
 
 class _Timing:
@@ -242,9 +250,9 @@ class Pool:
         answer_s: float = ANSWER_S,
     ) -> None:
         """`name` is the pool's label; `on_connect` gets each new psycopg connection. `answer_s` bounds how long a
-        statement waits, with `autocommit` alone."""
+        statement and a commit wait for an answer: give it more than the statement timeout of `connect_args`."""
         self.name = name
-        self._answer_s = answer_s if rules.autocommit else None
+        self._answer_s = answer_s
         self._timing = _Timing(name, metrics, in_ledger=rules.in_ledger)
         self._waiting = 0
         self._opened = 0
@@ -273,7 +281,7 @@ class Pool:
                 self._timing.wait(begun)
             # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
             stack.push_async_exit(connection)
-            yield TimedConnection(connection, self._timing, self._answer_s)
+            yield TimedConnection(connection, self._timing, self._answer_s, self._renew)
 
     def stats(self) -> PoolStats:
         """The pool's figures now. Cheap; may be called from any thread."""
@@ -295,6 +303,10 @@ class Pool:
 
     async def aclose(self) -> None:
         """Close every idle connection; those in use close when they are given back."""
+        await self._engine.dispose()
+
+    async def _renew(self) -> None:
+        """Use none of the open connections again: where one server, or the way to it, is silent, the others' may be."""
         await self._engine.dispose()
 
     def _on_connect(self, connection: Any, _record: object) -> None:

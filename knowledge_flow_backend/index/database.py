@@ -7,7 +7,7 @@ from backend_kit.db.database import Database
 from backend_kit.db.faults import AnyFault, Cause, cause_of, sqlstate_of
 from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, STATEMENT_TIMEOUT_MS
 from backend_kit.db.libpq import connect_args as libpq_args
-from backend_kit.db.pool import Pool, PoolMetrics, PoolRules
+from backend_kit.db.pool import ANSWER_S, Pool, PoolMetrics, PoolRules
 from backend_kit.db.schema import Migrations, migrate_schema
 from backend_kit.settings import Postgres
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch, UploadProcessingFailed
@@ -52,7 +52,7 @@ class IndexDatabase(Database):
             settings,
             lambda: migrate(settings, index),
             main=Pool("main", settings, requests, metrics, connect_args=main_args),
-            writes=Pool("ingest", settings, writes, metrics, connect_args=write_args),
+            writes=Pool("ingest", settings, writes, metrics, connect_args=write_args, answer_s=wait_s + ANSWER_S),
         )
 
     def require_ready(self) -> None:

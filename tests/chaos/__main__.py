@@ -93,12 +93,15 @@ def write_table(rows: list[Row], size: Size, page: Path = PAGE) -> None:
     page.write_text(f"{head}{BEGIN}\n{chr(10).join(table)}\n{END}{tail}")
 
 
-def choose(only: str) -> list[Scenario]:
-    """Scenarios with a row of these names, all where none is named. Raises SystemExit on an unknown one."""
+def choose(only: str, size: Size) -> list[Scenario]:
+    """Scenarios with a row of these names; those of this form where none is named. Raises SystemExit on an unknown
+    one."""
     wanted = {name.strip() for name in only.split(",") if name.strip()}
     if unknown := wanted - {row for scenario in SCENARIOS for row in scenario.ids}:
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}")
-    return [scenario for scenario in SCENARIOS if not wanted or wanted & set(scenario.ids)]
+    if wanted:
+        return [scenario for scenario in SCENARIOS if wanted & set(scenario.ids)]
+    return [scenario for scenario in SCENARIOS if scenario.in_short or not size.short]
 
 
 def main() -> int:
@@ -112,7 +115,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/operations.md")
     options = parser.parse_args()
     size = FULL if options.full else SHORT
-    chosen = choose(options.only)
+    chosen = choose(options.only, size)
     begun = time.monotonic()
     rows = uvloop.run(run(options.seed, size, chosen))
     if options.write:

@@ -66,6 +66,14 @@ class _Redis:
         """Nothing gets through, and no connection ends."""
         await self.proxy.command("hold")
 
+    async def hear_nothing(self) -> None:
+        """What instances say does not reach it, and what it says reaches them."""
+        await self.proxy.command("hold up")
+
+    async def be_unheard(self) -> None:
+        """The other way round: it takes what they say, and counts subscribers that hear nothing."""
+        await self.proxy.command("hold down")
+
     async def mend(self) -> None:
         """Let everything through again, on new connections."""
         await self.proxy.command("reset")
@@ -101,6 +109,11 @@ _TROUBLES = (
     _Trouble("Redis is cut off in silence", _Redis.cut, _Redis.mend, 2 * _TOLD_AGAIN_MS + CANCEL_MS),
     _Trouble("Redis is gone", _Redis.end, _Redis.begin),
 )
+_LONG_TROUBLES = (
+    _Trouble("Redis is not reached", _Redis.hear_nothing, _Redis.mend, 2 * _TOLD_AGAIN_MS + CANCEL_MS),
+    _Trouble("Redis is not heard", _Redis.be_unheard, _Redis.mend, 2 * _TOLD_AGAIN_MS + CANCEL_MS),
+)
+"""Of the full form only."""
 
 
 async def troubles(deployment: Deployment, size: Size) -> list[Row]:
@@ -108,8 +121,8 @@ async def troubles(deployment: Deployment, size: Size) -> list[Row]:
     if shutil.which("redis-server") is None:
         return [not_run(ID, "Redis in trouble", "needs redis-server")]
     rows: list[Row] = []
-    async with _redis(deployment) as redis, _on(deployment, redis) as scene:
-        for trouble in _TROUBLES:
+    async with redis_of(deployment) as redis, _on(deployment, redis) as scene:
+        for trouble in _TROUBLES if size.short else _TROUBLES + _LONG_TROUBLES:
             await at_once(_hears(service, "up") for service in scene.services)
             rows += await _during(deployment, size, scene, redis, trouble)
         rows += scene.rows("Redis in trouble", [], await scene.settle())[:1]
@@ -120,8 +133,8 @@ async def deaths(deployment: Deployment, size: Size) -> list[Row]:
     """Those of `fleet.deaths`, with Redis as the bus."""
     if shutil.which("redis-server") is None:
         return [not_run(ID, "kill -9 of instances on Redis", "needs redis-server")]
-    async with _redis(deployment) as redis:
-        return await fleet.deaths(deployment, size, by="on Redis, ", fleet=_section(redis))
+    async with redis_of(deployment) as redis:
+        return await fleet.deaths(deployment, size, by="on Redis, ", fleet=section(redis))
 
 
 async def _during(deployment: Deployment, size: Size, scene: Scene, redis: _Redis, trouble: _Trouble) -> list[Row]:
@@ -145,7 +158,8 @@ async def _during(deployment: Deployment, size: Size, scene: Scene, redis: _Redi
 
 
 @asynccontextmanager
-async def _redis(deployment: Deployment) -> AsyncIterator[_Redis]:
+async def redis_of(deployment: Deployment) -> AsyncIterator[_Redis]:
+    """A server of its own, behind a proxy that is not told to fail."""
     server = RedisServer()
     redis = _Redis(deployment, server, FaultProxy(server.port, seed=deployment.seed))
     try:
@@ -167,12 +181,13 @@ def _on(deployment: Deployment, redis: _Redis) -> Any:
     sections = {
         "model": SLOW,
         "ai": {"chat_models": [{"id": "silent", "name": SILENT}], "agents": agents},
-        "fleet": _section(redis),
+        "fleet": section(redis),
     }
     return pair_of_instances(deployment, [{}, {}], [True, True], **sections)
 
 
-def _section(redis: _Redis) -> dict[str, Any]:
+def section(redis: _Redis) -> dict[str, Any]:
+    """That of the configuration which makes it the bus."""
     return {"bus": "redis", "redis": {"host": "127.0.0.1", "port": redis.proxy.port}}
 
 

@@ -66,6 +66,8 @@ class Deployment:
         self.seed = seed
         self.program: type[ModuleProcess] = ModuleProcess
         """What services are started as."""
+        self.apart = False
+        """Whether the instances of fleets are to be as if on machines of their own (`tests.chaos.paths`)."""
         self._stack = ExitStack()
         self._hands = ThreadPoolExecutor(1, "hands")
 
@@ -217,10 +219,10 @@ class Service:
         self.metrics_port = free_port()
         self.spool = deployment.directory / f"spool-{secrets.token_hex(4)}"
         self.outputs: list[str] = []
-        settings = merge(self._settings(model, direct=direct), sections)
-        self.ack: str = settings["persistence"]["ack"]
+        self.settings = merge(self._settings(model, direct=direct), sections)
+        self.ack: str = self.settings["persistence"]["ack"]
         self.file = deployment.directory / f"{self.address.port}.yaml"
-        self.file.write_text(yaml.safe_dump(settings))
+        self.change()
         self._env = {"CONFIG_FILE": str(self.file), **_CLEAN, **(env or {})}
         self._process: ModuleProcess | None = None
 
@@ -246,6 +248,11 @@ class Service:
             "persistence": {"ack": "spool", "spool_dir": str(self.spool)},
             "deadlines": {"drain_s": 5},
         }
+
+    def change(self, **sections: Any) -> None:
+        """Have its next start find these in its configuration."""
+        self.settings = merge(self.settings, sections)
+        self.file.write_text(yaml.safe_dump(self.settings))
 
     @property
     def process(self) -> ModuleProcess:

@@ -19,6 +19,7 @@ from tests.chaos import (
     kills,
     lifecycle,
     models,
+    network,
     outages,
     versions,
 )
@@ -52,6 +53,7 @@ class Scenario:
     """Rows that are found together. `about_s` is what the short form takes: what takes longest begins first.
 
     `as_users_start` says that it judges how a service starts, or its CPU: the short form forks those of all others.
+    One that is not `in_short` runs there by its name alone.
     """
 
     ids: tuple[str, ...]
@@ -59,6 +61,7 @@ class Scenario:
     about_s: float = 5.0
     kind: Kind = FREE
     as_users_start: bool = False
+    in_short: bool = True
 
 
 SCENARIOS = (
@@ -116,4 +119,18 @@ SCENARIOS = (
     Scenario(("fleet",), versions.versions, 75, kind=WAITING),
     Scenario(("fleet",), bus.deaths, 50, kind=WAITING),
     Scenario(("fleet",), bus.troubles, 60, kind=WAITING),
+    Scenario(("network",), network.cuts, 55, kind=WAITING),
+    Scenario(("network",), network.one_way, 50, kind=WAITING),
+    *(
+        Scenario(("network",), network.over_network(run), 60, kind=WAITING, in_short=False)
+        for run in (
+            fleet.deaths,
+            fleet.standing_still,
+            fleet.without_postgres,
+            fleet.cancelled,
+            fleet.rolling,
+            bus.deaths,
+            bus.troubles,
+        )
+    ),
 )

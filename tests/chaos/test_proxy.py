@@ -1,13 +1,17 @@
 """The fault proxy does to a connection what it is told, and nothing else. Real sockets; no durations."""
 
 import asyncio
+import random
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.chaos.control import ProxyProcess
-from tests.chaos.proxy import FaultProxy
+from tests.chaos.proxy import HANDSHAKE_S, RESEND_S, Direction, FaultProxy
+from tests.chaos.until import until_it
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
@@ -103,6 +107,120 @@ async def test_a_black_hole_holds_everything_and_lets_it_go_again(proxy_and_echo
         assert await reader.readexactly(6) == b"inside"
 
 
+@pytest.mark.parametrize("which", ["up", "down"])
+async def test_one_direction_is_held_and_the_other_passes(proxy_and_echo: ProxyAndEcho, which: str) -> None:
+    proxy, echo = proxy_and_echo
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        echo.arrived.clear()
+        await order(proxy, f"hold {which}")
+        writer.write(b"inside")
+        if which == "down":  # what is sent arrives, and only its answer does not
+            await echo.arrived.wait()
+            assert echo.received == b"beforeinside"
+        await nothing_comes(reader)
+        if which == "up":
+            assert echo.received == b"before"
+        await order(proxy, f"release {which}")
+        assert await reader.readexactly(6) == b"inside"
+
+
+@pytest.mark.parametrize("which", ["up", "down"])
+async def test_with_one_direction_held_nobody_hears_of_a_new_connection(
+    proxy_and_echo: ProxyAndEcho, which: str
+) -> None:
+    proxy, echo = proxy_and_echo
+    await order(proxy, f"hold {which}")
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"new")
+        await nothing_comes(reader)
+        assert echo.received == b""
+        await order(proxy, "normal")
+        assert await reader.readexactly(3) == b"new"
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_the_end_of_a_connection_does_not_get_through_either(proxy_and_echo: ProxyAndEcho, end: str) -> None:
+    proxy, echo = proxy_and_echo
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        await order(proxy, "hold up")
+        if end == "close":
+            writer.close()
+        else:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await echo.ended.wait()
+        await order(proxy, "release up")
+        await echo.ended.wait()
+
+
+async def test_a_stranded_connection_is_silent_for_good_and_new_ones_are_well(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, _ = proxy_and_echo
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        await order(proxy, "strand")
+        writer.write(b"b")
+        await echoes(proxy)
+        await order(proxy, "normal")
+        await nothing_comes(reader)
+        await order(proxy, "reset")
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+    await until_it(lambda: says(proxy, "open=0 up=2 down=2"))
+
+
+async def test_a_connect_that_is_ignored_is_neither_accepted_nor_refused(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, _ = proxy_and_echo
+    async with dialled(proxy) as (reader, writer):
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"a"
+        await order(proxy, "ignore")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"b")
+        assert await reader.readexactly(1) == b"b"
+        for line in ("ignore", "refuse"):
+            await order(proxy, line)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", proxy.port)
+        for line in ("ignore", "accept"):
+            await order(proxy, line)
+    await echoes(proxy)
+
+
+async def test_what_is_lost_comes_late_unchanged_and_in_order(proxy_and_echo: ProxyAndEcho) -> None:
+    proxy, echo = proxy_and_echo
+    await order(proxy, "loss both 20")
+    async with dialled(proxy) as (reader, writer):
+        expected = b""
+        for number in range(10):
+            piece = number.to_bytes(2, "big")
+            expected += piece
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await reader.readexactly(20) == expected
+    assert echo.received == expected
+
+
+def test_each_loss_of_the_same_piece_costs_twice_the_time() -> None:
+    way = Direction(delay_ms=5, loss_pct=50)
+    waits = {round(way.pause_s(random.Random(seed)), 3) for seed in range(200)}  # noqa: S311 - what is lost
+    lost = [round(0.005 + RESEND_S * (2**times - 1), 3) for times in range(5)]
+    assert waits.issuperset(lost)
+    assert min(waits) == 0.005
+    handshakes = {way.pause_s(random.Random(seed), HANDSHAKE_S) for seed in range(200)}  # noqa: S311 - the same
+    assert {0.005, 1.005, 3.005} <= handshakes
+    assert {Direction(delay_ms=5).pause_s(random.Random(seed)) for seed in range(200)} == {0.005}  # noqa: S311 - none
+
+
 async def test_a_refused_port_refuses_new_connections_only(proxy_and_echo: ProxyAndEcho) -> None:
     proxy, _ = proxy_and_echo
     async with dialled(proxy) as (reader, writer):
@@ -150,7 +268,9 @@ async def test_a_target_that_is_away_breaks_the_connection(proxy_and_echo: Proxy
     nobody.close()
 
 
-@pytest.mark.parametrize("line", ["", "fly", "delay up 1", "delay sideways 1 1", "rate up much", "hold on"])
+@pytest.mark.parametrize(
+    "line", ["", "fly", "delay up 1", "delay sideways 1 1", "rate up much", "hold on", "loss up 100"]
+)
 async def test_a_command_that_makes_no_sense_is_answered_with_words(proxy_and_echo: ProxyAndEcho, line: str) -> None:
     proxy, _ = proxy_and_echo
     assert (await proxy.command(line)).startswith("error ")
@@ -161,8 +281,13 @@ async def test_a_command_that_makes_no_sense_is_answered_with_words(proxy_and_ec
 async def test_the_process_says_its_ports_and_obeys() -> None:
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-    with ProxyProcess(server.sockets[0].getsockname()[1]) as proxy:
+    target = server.sockets[0].getsockname()[1]
+    with ProxyProcess(target, target) as proxy:
         await asyncio.to_thread(proxy.start)
+        assert [way.port == proxy.port for way in proxy.ways] == [True, False]
+        await proxy.ways[1].tell("refuse")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", proxy.ways[1].port)
         await proxy.tell("delay down 1 1")
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(b"ping")
@@ -175,6 +300,16 @@ async def test_the_process_says_its_ports_and_obeys() -> None:
             await proxy.tell("fly")
         writer.close()
     server.close()
+
+
+async def says(proxy: FaultProxy, status: str) -> bool:
+    return await proxy.command("status") == status
+
+
+async def nothing_comes(reader: asyncio.StreamReader) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await reader.read(1)
 
 
 async def echoes(proxy: FaultProxy) -> None:

@@ -48,6 +48,16 @@ def test_what_an_orderly_service_says_is_not_odd(journey: Journey) -> None:
     assert (journey.end, journey.ends, journey.disorder, journey.differs) == ("final", 1, 0, False)
 
 
+def test_a_silence_lasts_from_one_event_to_the_next_whatever_the_client_did_meanwhile() -> None:
+    travellers = Travellers([Address(1)], Ledger(), random.Random(1), pause_s=0.0)  # noqa: S311 - no secret
+    journey = taken(HALF, [event(9, "delta", "."), event(29, "final", "One.")])
+    travellers.journeys.append(journey)
+    assert journey.silences == [(9.0, 6.0), (29.0, 20.0)]
+    assert travellers.longest_silence_s(0.0, 28.0) == 6.0
+    assert travellers.longest_silence_s(9.0, 29.0) == 20.0
+    assert travellers.longest_silence_s(29.0, 99.0) == 0.0
+
+
 @pytest.mark.parametrize(
     ("journey", "ends", "disorder", "differs"),
     [

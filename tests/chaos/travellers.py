@@ -18,6 +18,9 @@ from tests.chaos.until import until
 _ENDS = ("final", "cancelled", "error", "awaiting_human")
 _PATIENCE_S = 40.0
 """Longer than any takeover: then the client looks elsewhere."""
+_RESTLESS_S = (0.3, 2.5)
+"""After how long a restless client leaves in the middle of an answer."""
+_A_WHILE_S = 1.0
 _LEAVES_S = 15.0
 _MOVES = 0.3
 """The share of answers after which a client asks elsewhere."""
@@ -43,11 +46,19 @@ class Journey:
     struck_at: float = 0.0
     """When its instance was killed in the middle of it."""
     restarts: list[float] = field(default_factory=list)
+    silences: list[tuple[float, float]] = field(default_factory=list)
+    """When each silence of over a second ended, and how many seconds it lasted: from the question or an event to the
+    next event, whatever the client did meanwhile."""
+    heard_at: float | None = None
     connected: bool = False
     """An event has come on the present connection."""
 
     def take(self, frame: Mapping[str, Any], now: float) -> None:
         """One event of the exchange."""
+        since = self.asked.sent_at if self.heard_at is None else self.heard_at
+        if now - since > _A_WHILE_S:
+            self.silences.append((now, now - since))
+        self.heard_at = now
         kind, seq = frame["type"], frame["seq"]
         if seq <= self.seq:
             self.disorder += self.connected
@@ -105,15 +116,27 @@ class _Seat:
 class Travellers:
     """One client a session, each at an instance of its own choice. Make them with `travellers(...)`.
 
-    `pause_s` is the longest pause between an answer and the next ask.
+    `pause_s` is the longest pause between an answer and the next ask, `patience_s` how long a client waits for the end
+    of an answer at one instance. `restless` is the share of times that it leaves long before, and goes on elsewhere.
     """
 
-    def __init__(self, instances: Sequence[Address], ledger: Ledger, draw: random.Random, *, pause_s: float) -> None:
+    def __init__(
+        self,
+        instances: Sequence[Address],
+        ledger: Ledger,
+        draw: random.Random,
+        *,
+        pause_s: float,
+        patience_s: float = _PATIENCE_S,
+        restless: float = 0.0,
+    ) -> None:
         self.ledger = ledger
         self.journeys: list[Journey] = []
         self._instances = instances
         self._draw = draw
         self._pause_s = pause_s
+        self._patience_s = patience_s
+        self._restless = restless
         self._name = f"{draw.getrandbits(32):08x}"
         self._seats: list[_Seat] = []
         self._by_id: dict[str, Journey] = {}
@@ -155,6 +178,11 @@ class Travellers:
         self._closed = True
         self._going.set()
 
+    def longest_silence_s(self, begun: float, ended: float) -> float:
+        """Of those that ended in a span of perf_counter(), in seconds; 0 where none was over a second."""
+        silences = (one for journey in self.journeys for one in journey.silences)
+        return max((seconds for end, seconds in silences if begun < end <= ended), default=0.0)
+
     def findings(self) -> Findings:
         """What they have seen."""
         accepted = [journey for journey in self.journeys if journey.place is not None]
@@ -190,12 +218,17 @@ class Travellers:
                 seat.journey = self._ask(seat)
             seat.journey.connected = False
             await socket.send(_next_text(seat.journey))
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(self._patience()):
                 over = await self._hear_out(socket, seat, seat.journey)
             if over:
                 seat.journey = None
                 if self._draw.random() < _MOVES:
                     return
+
+    def _patience(self) -> float:
+        if self._restless and self._draw.random() < self._restless:
+            return self._draw.uniform(*_RESTLESS_S)
+        return self._patience_s
 
     async def _may_ask(self) -> bool:
         """Wait until the next question comes to mind; False where the client is to leave."""
@@ -256,10 +289,11 @@ def _next_text(journey: Journey) -> str:
 
 @asynccontextmanager
 async def travellers(
-    instances: Sequence[Address], ledger: Ledger, draw: random.Random, sessions: Sequence[str], *, pause_s: float
+    instances: Sequence[Address], ledger: Ledger, draw: random.Random, sessions: Sequence[str], **habits: float
 ) -> AsyncIterator[Travellers]:
-    """Clients that ask while the block runs; they leave after their turns, or after 15 s without an answer."""
-    clients = Travellers(instances, ledger, draw, pause_s=pause_s)
+    """Clients that ask while the block runs, with these habits; they leave after their turns, or after 15 s without an
+    answer."""
+    clients = Travellers(instances, ledger, draw, **habits)
     async with asyncio.TaskGroup() as outer:
         seated = outer.create_task(_seated(clients, sessions))
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from backend_kit.db.schema import newest_revision
 from tests.chaos.deployment import Deployment, Service, Size
-from tests.chaos.fleet import ID, LONG, fleet, settle
+from tests.chaos.fleet import ID, LONG, instances, settled
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Ledger
 from tests.chaos.load import create_session
@@ -63,7 +63,8 @@ async def versions(deployment: Deployment, size: Size) -> list[Row]:
     draw = deployment.draw("versions")
     ledger = Ledger()
     old, expanding, contracting = await asyncio.to_thread(_three, deployment.directory / "versions")
-    async with fleet(deployment, 3, trees=[old.tree] * 3, model=LONG) as services, rest_client() as http:
+    trees = [old.tree] * 3
+    async with instances(deployment, 3, trees=trees, model=LONG) as (services, _), rest_client() as http:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         addresses = [service.address for service in services]
         async with travellers(addresses, ledger, draw, sessions, pause_s=1.0) as crowd:
@@ -78,7 +79,7 @@ async def versions(deployment: Deployment, size: Size) -> list[Row]:
                     await _replace(service, version)
             await crowd.pause()
             found = crowd.findings()
-            report = await settle(services, http, ledger)
+            report = await settled(services, http, ledger)
         refused = await _is_refused(services[0], old, contracting)
     what = f"{old.name}, then a version that adds to the schema, then one that removes, {clients} clients"
     return [

@@ -16,6 +16,7 @@ from backend_kit.aio import TaskRegistry
 from tests.agentic_backend.fleet.conftest import Found
 from tests.agentic_backend.fleet.instances import RULES, Clock, Instance, died, forget_message, notify
 from tests.agentic_backend.records import rows, settings_for, until
+from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -96,6 +97,7 @@ def test_the_times_fit_together() -> None:
     rules = FleetRules()
     assert (rules.beat_s, rules.renew_s, rules.dead_s) == (2.0, 6.0, 10.0)  # docs/operations.md
     assert rules.beat_s < rules.gap_s < rules.renew_s < rules.dead_s - rules.beat_s
+    assert rules.beat_s + rules.answer_s < rules.renew_s
 
 
 def test_each_start_is_another_instance_with_another_token() -> None:
@@ -322,6 +324,29 @@ async def test_who_lost_its_connection_may_have_missed_something_and_hears_again
     message = forget_message(sender="other")
     notify(database.dsn, message.encode())
     await heard.until(lambda: heard.messages == [message])
+
+
+@pytest.mark.parametrize("which", ["up", "down"])
+async def test_a_connection_that_became_half_open_costs_no_turns(
+    database: Database, tasks: TaskRegistry, which: str
+) -> None:
+    """A proxy answers for the connection, and no keepalive notices; a new one is well."""
+    proxy = FaultProxy(database.port)
+    await proxy.accept()
+    where = {**database.settings(), "port": proxy.port}
+    rules = FleetRules(beat_s=0.05, answer_s=0.3, renew_s=4.5)
+    one = Membership(settings_for(where).storage.postgres, Presence(id="one", token="t"), rules=rules)
+    heard = Heard(one)
+    await renewing(one, tasks)
+    tasks.spawn("watch", one.watch)
+    await heard.until(lambda: heard.deaf == 1)
+    await proxy.command(f"strand {which}")
+    await heard.until(lambda: heard.deaf >= 2)
+    message = forget_message(sender="other")
+    notify(database.dsn, message.encode())
+    await heard.until(lambda: heard.messages == [message])
+    assert heard.lost == 0
+    proxy.close()
 
 
 async def test_who_begins_may_have_missed_everything(member: MakeMember, tasks: TaskRegistry) -> None:

@@ -39,6 +39,7 @@ from agentic_backend.session.stream import (
 from backend_kit.http import listen
 from backend_kit.wire import Code
 from tests.agentic_backend.records import until
+from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 from tests.support.silent_server import served
 
@@ -271,6 +272,22 @@ async def test_numbers_that_jump_stay_as_they_are() -> None:
         assert [event.seq for event in copy.events] == list(range(10**12 + 1, 10**12 + len(SAID) + 2))
         assert rendered(copy) == rendered(turn)
         assert len(await held.events(10**12 + 3)) == len(SAID) + 1 - 3
+
+
+async def test_a_connection_that_became_half_open_is_not_used_for_another_turn() -> None:
+    async with holder() as held:
+        turn = held.holds(said(make_turn(), *SAID, FINAL))
+        proxy = FaultProxy(int(held.url.rstrip("/").rpartition(":")[2]))
+        await proxy.accept()
+        url, peers = f"http://127.0.0.1:{proxy.port}", Peers(BASE, heartbeat_s=1.0)
+        asked = {"user_id": "ann", "session_id": "s", "exchange_id": ODD, "after": 0}
+        for _ in range(2):
+            copy = make_turn()
+            await mirror(copy, peers.follow(url, TOKEN, **asked))  # type: ignore[arg-type] # as `Holder.follow`
+            assert rendered(copy) == rendered(turn)
+            await proxy.command("strand")
+        await peers.aclose()
+        proxy.close()
 
 
 async def test_whoever_follows_a_silent_turn_is_woken_by_its_heartbeats() -> None:

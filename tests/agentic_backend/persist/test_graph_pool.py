@@ -20,6 +20,7 @@ from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
 from backend_kit.wire import Code
 from tests.agentic_backend.records import USER, new_session, rows
+from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
@@ -32,11 +33,15 @@ NEW = [(table, f"{table}_of_its_session") for table in sorted(TABLES)]
 
 
 @asynccontextmanager
-async def graph_pool(database: Database, size: int = 4, **changes: Any) -> AsyncIterator[GraphPool]:
+async def graph_pool(
+    database: Database, size: int = 4, operation_s: float = PATIENCE_S, **changes: Any
+) -> AsyncIterator[GraphPool]:
     """A pool on the database."""
     settings = Postgres.model_validate({**database.settings(), "pool_timeout": PATIENCE_S, **changes})
     registry = CollectorRegistry()  # that of the process has the pools of its own
-    pool = GraphPool(settings, AgenticMetrics(registry, Kpi(registry, service="agentic")), size)
+    pool = GraphPool(
+        settings, AgenticMetrics(registry, Kpi(registry, service="agentic")), size, operation_s=operation_s
+    )
     try:
         yield pool
     finally:
@@ -64,6 +69,23 @@ def counts(database: Database, session_id: str) -> list[int]:
         rows(database.dsn, f"SELECT count(*) FROM {table} WHERE session_id = '{session_id}'")[0][0]  # noqa: S608 - ours
         for table in TABLES
     ]
+
+
+async def test_an_operation_on_a_connection_that_became_half_open_ends_and_the_next_one_is_well(
+    persistence: Persistence, database: Database
+) -> None:
+    proxy = FaultProxy(database.port)
+    await proxy.accept()
+    session = await new_session(persistence)
+    async with graph_pool(database, size=1, operation_s=5.0, port=proxy.port) as pool:
+        state = PostgresGraphState(pool)
+        await put(state, session.id)
+        await proxy.command("strand")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(NotKept):
+                await put(state, session.id + "/lost")
+            await put(state, session.id + "/kept")
+    proxy.close()
 
 
 async def test_states_go_with_their_session_and_only_with_it(persistence: Persistence, database: Database) -> None:

@@ -1,8 +1,11 @@
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 from psycopg import errors
 from pydantic import ValidationError
 from sqlalchemy import text
@@ -11,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import batch_pool
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow
 from backend_kit.db.faults import Cause, cause_of
@@ -30,6 +34,7 @@ from tests.agentic_backend.records import (
     turns,
     until,
 )
+from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
@@ -85,16 +90,87 @@ async def test_a_statement_whose_answer_does_not_come_is_given_up(database: Data
     await pool.aclose()
 
 
+@asynccontextmanager
+async def distant(database: Database, kpi: Kpi, *, autocommit: bool) -> AsyncIterator[tuple[FaultProxy, Pool]]:
+    """A pool that reaches Postgres through a proxy, which answers for connections of which nothing gets through: no
+    keepalive notices that."""
+    proxy = FaultProxy(database.port)
+    await proxy.accept()
+    settings = Postgres.model_validate({**database.settings(), "port": proxy.port})
+    rules = replace(PoolRules.for_requests(settings), autocommit=autocommit)
+    metrics, args = AgenticMetrics(kpi.registry, kpi), connect_args("test", 600)
+    pool = Pool("main", settings, rules, metrics, connect_args=args, answer_s=0.5)
+    try:
+        yield proxy, pool
+    finally:
+        await pool.aclose()
+        proxy.close()
+
+
+@pytest.mark.parametrize(("which", "autocommit"), [("up", False), ("down", True)])
+async def test_connections_that_became_half_open_cost_one_statement_its_answer(
+    database: Database, kpi: Kpi, which: str, autocommit: bool
+) -> None:
+    async with distant(database, kpi, autocommit=autocommit) as (proxy, pool):
+        async with pool.connection() as one, pool.connection() as other:
+            await one.execute("one", ONE)
+            await other.execute("one", ONE)
+        await proxy.command(f"strand {which}")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(errors.QueryCanceled):
+                async with pool.connection() as connection:
+                    await connection.execute("one", ONE)
+            for _ in range(2):
+                async with pool.connection() as one, pool.connection() as other:
+                    assert [row.one for row in await one.execute("one", ONE)] == [1]
+                    assert [row.one for row in await other.execute("one", ONE)] == [1]
+
+
+async def test_a_commit_whose_answer_does_not_come_is_given_up(database: Database, kpi: Kpi) -> None:
+    async with distant(database, kpi, autocommit=False) as (proxy, pool), asyncio.timeout(PATIENCE_S):
+        async with pool.connection() as connection:
+            await connection.execute("one", ONE)
+            await proxy.command("strand down")
+            with pytest.raises(errors.QueryCanceled):
+                await connection.commit()
+        assert pool.stats().in_use == 0
+
+
+async def test_a_service_out_of_reach_holds_no_row_for_long(held: Persistence, database: Database, kpi: Kpi) -> None:
+    """As a host that loses its power in the middle of a transaction: no FIN tells the server, and no RST."""
+    proxy = FaultProxy(database.port)
+    await proxy.accept()
+    session = await new_session(held)
+    lock = f"SELECT session_id FROM session WHERE session_id = '{session.id}' FOR UPDATE"  # noqa: S608 - our own id
+    own = Kpi(CollectorRegistry(), service="agentic")
+    settings = Postgres.model_validate({**database.settings(), "port": proxy.port})
+    pool = batch_pool(settings, AgenticMetrics(own.registry, own))
+    async with pool.connection() as connection:
+        assert len(await connection.execute("lock", text(lock))) == 1
+        await proxy.command("hold up")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.to_thread(rows, database.dsn, lock) == [(session.id,)]
+        await proxy.command("normal")
+        with pytest.raises(DBAPIError) as caught:
+            await connection.commit()
+    assert cause_of(caught.value) in (Cause.TIMEOUT, Cause.CONNECTION)
+    await pool.aclose()
+    proxy.close()
+
+
 async def test_connections_say_who_they_are_and_have_deadlines(held: Persistence) -> None:
     query = text(
         "SELECT current_setting('application_name') AS name, current_setting('statement_timeout') AS deadline,"
-        " current_setting('synchronous_commit') AS durable"
+        " current_setting('synchronous_commit') AS durable,"
+        " current_setting('idle_in_transaction_session_timeout') AS silence,"
+        " current_setting('tcp_user_timeout') AS unacknowledged, current_setting('tcp_keepalives_idle') AS idle"
     )
     seen = []
     for pool in (held.database.main, held.database.writes):
         async with pool.connection() as connection:
             seen += [tuple(row) for row in await connection.execute("settings", query)]
-    assert seen == [("turnwise-agentic-main", "5s", "on"), ("turnwise-agentic-batch", "5s", "on")]
+    given = ("5s", "on", "5s", "6000", "3")
+    assert seen == [("turnwise-agentic-main", *given), ("turnwise-agentic-batch", *given)]
 
 
 async def test_a_pool_without_a_free_connection_answers_history_unavailable(
@@ -234,6 +310,7 @@ def wrapped(error: Exception) -> DBAPIError:
         ("3D000", Cause.CONNECTION),
         ("53300", Cause.RESOURCES),
         ("25006", Cause.READ_ONLY),
+        ("25P03", Cause.TIMEOUT),
         ("42P01", Cause.STATEMENT),
         ("3F000", Cause.STATEMENT),
         ("XX000", Cause.OTHER),

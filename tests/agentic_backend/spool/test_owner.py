@@ -14,6 +14,7 @@ from agentic_backend.spool.owner import Owner
 from backend_kit.aio import TaskRegistry
 from backend_kit.settings import Postgres
 from tests.agentic_backend.records import rows, until
+from tests.chaos.proxy import FaultProxy
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database, public_directory
@@ -55,12 +56,13 @@ class Owners:
         wait_s: float = 10.0,
         claim: Connection | None = None,
         run: bool = True,
+        **more: float,
     ) -> Owner:
         def give_up(exit_code: int) -> None:
             self.told.append((made, exit_code))
             self.ended.set()
 
-        made = Owner(settings, shared=shared, give_up=give_up, claim=claim, wait_s=wait_s)
+        made = Owner(settings, shared=shared, give_up=give_up, claim=claim, wait_s=wait_s, **more)
         self.all.append(made)
         if run:
             self.tasks.spawn("owner", made.hold_claim, restart=True)
@@ -122,6 +124,20 @@ def test_many_share_a_database_among_themselves_but_not_with_a_sole_owner(settin
     assert sole is not None
     with sole, pytest.raises(DatabaseTaken):
         attempt(settings, shared=True)
+
+
+async def test_a_claim_whose_server_does_not_answer_is_made_anew(
+    owners: Owners, settings: Postgres, database: Database
+) -> None:
+    """A proxy answers for the connection: no keepalive tells that its server is out of reach."""
+    proxy = FaultProxy(database.port)
+    await proxy.accept()
+    owner = owners.owner(settings.model_copy(update={"port": proxy.port}), shared=True, answer_s=0.5)
+    await within(PATIENCE_S, owner)
+    await proxy.command("strand down")
+    owner.doubt()
+    await within(PATIENCE_S, owner)
+    proxy.close()
 
 
 async def test_a_refused_claim_leaves_no_connection(settings: Postgres, database: Database) -> None:

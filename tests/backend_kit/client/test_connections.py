@@ -1,6 +1,7 @@
 """Sessions: what they wait for, what they never keep, and which of it is counted."""
 
 import asyncio
+import socket
 
 import aiohttp
 import pytest
@@ -60,6 +61,26 @@ async def test_cookies_are_not_kept() -> None:
         for _ in range(2):
             await (await session.get(url)).read()
     assert cookies == [None, None]
+
+
+@pytest.mark.servers
+async def test_a_peer_that_vanished_is_noticed_by_the_kernel() -> None:
+    looked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await looked.wait()
+        return response
+
+    async with serving(answer) as url, open_session(Connections()) as session, session.get(url) as response:
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        ours = response.connection.transport.get_extra_info("socket")
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        assert [ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names] == [10, 5, 2, 20_000]
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        looked.set()
 
 
 @pytest.mark.parametrize(
