@@ -4,14 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ssl import TLSVersion
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
@@ -97,7 +97,7 @@ class RedisBus:
 
     async def aclose(self) -> None:
         """Close every connection. Hear no more before."""
-        await self._client.aclose()
+        await close(self._client)
 
     async def _published(self, message: Message) -> bool:
         """Whether all to whom it goes have it."""
@@ -156,6 +156,10 @@ class BusRefused(Exception):
     """Redis answers, and will not do: a user, a password or a right."""
 
 
+class SentinelRefused(BusRefused):
+    """A Sentinel does so."""
+
+
 async def probe(settings: RedisSettings) -> float:
     """The seconds from a word to Redis until it is heard. Raises `BusRefused`, and OSError where Redis is away."""
     client = connect(settings)
@@ -172,9 +176,23 @@ async def probe(settings: RedisSettings) -> float:
     except (AuthenticationError, AuthorizationError, ResponseError) as error:
         raise BusRefused from error
     except RedisError as error:
+        if await _refused(_sentinels(client)):
+            raise SentinelRefused from error
         raise OSError from error
     finally:
-        await client.aclose()
+        await close(client)
+
+
+async def _refused(sentinels: Sequence[Redis]) -> bool:
+    """Whether one of them answers, and will not do. To the library that is a Sentinel that does not answer."""
+    for sentinel in sentinels:
+        try:
+            await sentinel.ping()
+        except (AuthenticationError, AuthorizationError, ResponseError):
+            return True
+        except _AWAY:
+            continue
+    return False
 
 
 def connect(settings: RedisSettings) -> Redis:
@@ -201,6 +219,18 @@ def connect(settings: RedisSettings) -> Redis:
     sentinels = untyped(places, sentinel_kwargs={**answers, **watchers})
     primary: Redis = sentinels.master_for(settings.sentinel_set, **client)
     return primary
+
+
+async def close(client: Redis) -> None:
+    """Close what `connect` has made: its connections, and those to the Sentinels, which the library leaves open."""
+    await client.aclose()
+    for sentinel in _sentinels(client):
+        await sentinel.aclose()
+
+
+def _sentinels(client: Redis) -> Sequence[Redis]:
+    pool = client.connection_pool
+    return pool.sentinel_manager.sentinels if isinstance(pool, SentinelConnectionPool) else ()
 
 
 def _secret(value: Any) -> str | None:

@@ -100,14 +100,15 @@ def _newer(connection: Connection, revision: str, head: str, migrations: Migrati
 
 def _works_from(connection: Connection, table_schema: str | None) -> str | None:
     table = _named(WORKS_FROM_TABLE, table_schema)
-    if connection.execute(text("SELECT to_regclass(:table)"), {"table": table}).scalar() is None:
+    if not _there(connection, table):
         return None
     return connection.execute(text(f"SELECT revision FROM {table}")).scalar()  # noqa: S608 - ours
 
 
 def _note_works_from(connection: Connection, revision: str, table_schema: str | None) -> None:
     table = _named(WORKS_FROM_TABLE, table_schema)
-    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {table} (revision text NOT NULL)"))
+    if not _there(connection, table):  # where it is, the right to create nothing is not asked for either
+        connection.execute(text(f"CREATE TABLE {table} (revision text NOT NULL)"))
     connection.execute(text(f"DELETE FROM {table}"))  # noqa: S608 - ours
     connection.execute(text(f"INSERT INTO {table} VALUES (:revision)"), {"revision": revision})  # noqa: S608 - ours
 
@@ -120,9 +121,13 @@ def newest_revision(scripts: Path) -> str:
 def _revision(connection: Connection, table_schema: str | None) -> str | None:
     """The revision that the schema is at, None where it has none."""
     table = _named(_TABLE, table_schema)
-    if connection.execute(text("SELECT to_regclass(:table)"), {"table": table}).scalar() is None:
+    if not _there(connection, table):
         return None
     return connection.execute(text(f"SELECT version_num FROM {table}")).scalar()  # noqa: S608 - ours
+
+
+def _there(connection: Connection, table: str) -> bool:
+    return connection.execute(text("SELECT to_regclass(:table)"), {"table": table}).scalar() is not None
 
 
 def _named(table: str, table_schema: str | None) -> str:

@@ -1,10 +1,10 @@
 """What bounds 1, 4, 16, 64 and 1,000 workers, computed from parts that are measured here; figure, bound and verdict.
 
 Hypothesis: two runs agree in every figure within 10 %, since parts are counts and CPU times, not times on a clock.
-Control: the second run of `--twice`, on the same processes.
+Control: the second run of `--twice`, on processes of its own.
 Command: `make bench-scale` (`ARGS=--twice` runs it twice and compares; without it nothing is judged).
 
-Measured, in three rounds that take turns: CPU of a turn at a worker (alone on the first core) and at Postgres; the
+Measured, in five rounds that take turns: CPU of a turn at a worker (alone on the first core) and at Postgres; the
 statements of a fleet's upkeep on filled tables; messages by NOTIFY and by Redis; the embedding model; the issuer's
 keys. **Computed** from them, for as many workers as nobody has here: docs/scale.md has the tables that this prints.
 """
@@ -21,7 +21,7 @@ from tests.bench.scale_parts import Found, Times, standing
 from tests.bench.scale_steps import BOUND, Parts, apart, figures, markdown, remedies, shown, table
 from tests.bench.turn import print_stage
 
-SHORT = Times(rounds=1, turns_s=2.0, warm_s=1.0, idle_s=4.0, messages_s=0.5, many=64)
+SHORT = Times(rounds=1, turns_s=2.0, warm_s=1.0, settle_s=1.0, idle_s=4.0, messages_s=0.5, many=64)
 MEASURED = ("measured", "figure", "of the rounds")
 
 
@@ -56,13 +56,13 @@ def main() -> int:
     times = SHORT if options.short else Times()
     verdicts = Verdicts()
     print_stage()
-    with deployed() as deployment, standing(deployment) as bench:
-        runs = []
-        for _ in range(2 if options.twice else 1):
-            print(f"\n{measure_speed()}")
+    runs = []
+    for _ in range(2 if options.twice else 1):
+        print(f"\n{measure_speed()}")
+        with deployed() as deployment, standing(deployment) as bench:
             parts, found = bench.measure(times)
-            tell(parts, found)
-            runs.append(parts)
+        tell(parts, found)
+        runs.append(parts)
     if options.twice:
         compare(runs[0], runs[1], verdicts)
         print("all bounds hold" if not verdicts.failed else f"{verdicts.failed} bound(s) missed")

@@ -54,6 +54,9 @@ QUESTION: Final = "How does the service keep what it has acknowledged when its p
 PASSAGE: Final = "A finished turn is appended to the local spool before its end is told, and written to Postgres. " * 9
 """Some 190 tokens, as passages of documents have."""
 
+_TOLD_S: Final = 12.0
+"""Postgres tells what a connection has done up to ten seconds after its last statement."""
+
 Found = defaultdict[str, list[float]]
 """What each round has found, by the name of the part."""
 Way = AbstractAsyncContextManager[bus.Send]
@@ -63,11 +66,13 @@ Way = AbstractAsyncContextManager[bus.Send]
 class Times:
     """How long the parts are measured, in seconds; how often, and how many statements, fetches, texts."""
 
-    rounds: int = 3
-    turns_s: float = 6.0
+    rounds: int = 5
+    turns_s: float = 8.0
     warm_s: float = 2.0
-    idle_s: float = 15.0
-    messages_s: float = 2.0
+    settle_s: float = _TOLD_S
+    """Before anything is counted."""
+    idle_s: float = 40.0
+    messages_s: float = 4.0
     many: int = 400
 
 
@@ -79,10 +84,12 @@ class Turns:
         self._server = start(deployment, "scale", change, SATURATED_MODEL)
         self._settings = load(AgenticSettings, deployment.work / "scale.yaml", {})
         self._postgres = postmaster(deployment)
+        self._inside = deployment.postgres.dsn_of("scale")
         self._outside = psycopg.connect(deployment.postgres.dsn, autocommit=True)
         self._idle_per_s = 0.0
         self._before = 0.0
         self._begun = 0.0
+        self._ended = 0.0
         self._turns = 0
 
     def close(self) -> None:
@@ -96,10 +103,11 @@ class Turns:
         found["connections"].append(most)
         found["connections_few"].append(most - pool.pool_size - pool.max_overflow - graphs + SMALL_POOLS)
 
-    def idle(self, seconds: float, found: Found) -> None:
+    def idle(self, times: Times, found: Found) -> None:
         """What it does in Postgres where nobody asks anything."""
+        time.sleep(times.settle_s)
         before, begun = self._committed(), time.monotonic()
-        time.sleep(seconds)
+        time.sleep(times.idle_s)
         self._idle_per_s = (self._committed() - before) / (time.monotonic() - begun)
         found["idle_commits_per_s"].append(self._idle_per_s)
 
@@ -111,20 +119,22 @@ class Turns:
         def at_edge() -> None:
             edges.append((sum(map(cpu_s, self._server.pids)), loop_s(process), tree_s(self._postgres)))
 
+        with psycopg.connect(self._inside, autocommit=True) as connection:
+            connection.execute("VACUUM (ANALYZE)")  # as Postgres does by itself, at a moment of its own
         self._before, self._begun = self._committed(), time.monotonic()
         asked = Load(CLIENTS, times.turns_s, times.warm_s, rate=RATE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             counted = runner.run(run(self._server.target, asked, at_edge=at_edge))
         if counted.failures:
             raise RuntimeError(f"turns failed, as {counted.failures[0]}")
+        self._ended = time.monotonic()
         self._turns = counted.turns_in_all
         for name, first, last in zip(("turn_ms", "turn_loop_ms", "turn_postgres_ms"), *edges, strict=True):
             found[name].append((last - first) * 1e3 / counted.turns)
 
     def commits(self, found: Found) -> None:
-        """Of the last round. Postgres tells what a connection has done up to ten seconds after its last statement:
-        measure something else before."""
-        time.sleep(max(0.0, self._begun + 20.0 - time.monotonic()))
+        """Of the last round, once Postgres has told of all: measure something else before."""
+        time.sleep(max(0.0, self._ended + _TOLD_S - time.monotonic()))
         idle = self._idle_per_s * (time.monotonic() - self._begun)
         found["turn_commits"].append((self._committed() - self._before - idle) / self._turns)
 
@@ -257,9 +267,9 @@ async def fetch_keys(times: Times, found: Found) -> None:
         keys = IssuerKeys(published.url)
         await keys.fetch(http)
         before = time.process_time()
-        for _ in range(times.many):
+        for _ in range(3 * times.many):
             await keys.fetch(http)
-        found["jwks_ms"].append((time.process_time() - before) * 1e3 / times.many)
+        found["jwks_ms"].append((time.process_time() - before) * 1e3 / (3 * times.many))
 
 
 class Bench:
@@ -275,7 +285,7 @@ class Bench:
         """All rounds: the medians, and what each round has found."""
         found: Found = defaultdict(list)
         self._turns.count_connections(found)
-        self._turns.idle(times.idle_s, found)
+        self._turns.idle(times, found)
         for _ in range(times.rounds):
             self._turns.turn(times, found)
             self._upkeep.measure(times, found)

@@ -150,7 +150,7 @@ class Link:
                 continue
             sock = streams[1].get_extra_info("socket")
             with contextlib.suppress(OSError):
-                if sock is not None:  # of one that has ended uvloop tells none
+                if sock is not None and sock.fileno() >= 0:  # of one that has ended uvloop tells none, or one without
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
             streams[1].transport.abort()
 

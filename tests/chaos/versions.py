@@ -57,9 +57,10 @@ class _Version:
 
 
 async def versions(deployment: Deployment, size: Size) -> list[Row]:
-    """60 clients, 3 instances: from the last release to a version that adds to the schema, from that to one that
-    removes; each instance replaced in turn, and one of the older version killed and started again in between."""
-    clients = 60
+    """30 clients (60 in the full form), 3 instances: from the last release to a version that adds to the schema, from
+    that to one that removes; each instance replaced in turn, and one of the older version killed and started again in
+    between."""
+    clients = size.pick(30, 60)
     draw = deployment.draw("versions")
     ledger = Ledger()
     old, expanding, contracting = await asyncio.to_thread(_three, deployment.directory / "versions")

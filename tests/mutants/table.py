@@ -106,14 +106,8 @@ MUTANTS = (
     Mutant(
         "a drain does not wait for running turns",
         "agentic_backend/session/registry.py",
-        "            async with asyncio.timeout(deadline_s):\n"
-        "                await self._quiet.wait()\n"
-        "        except TimeoutError:\n"
-        "            left =",
-        "            async with asyncio.timeout(0):\n"
-        "                await self._quiet.wait()\n"
-        "        except TimeoutError:\n"
-        "            left =",
+        "            async with asyncio.timeout(deadline_s):\n                # Who has",
+        "            async with asyncio.timeout(0):\n                # Who has",
         f"{SESSION}/test_registry.py::test_a_drain_waits_for_running_turns_and_refuses_new_ones",
     ),
     Mutant(

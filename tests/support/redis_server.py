@@ -84,12 +84,12 @@ def redis_server(*arguments: str, tls: bool = False) -> Iterator[RedisServer]:
 
 @dataclass(slots=True)
 class Watched:
-    """A primary and its replica, under `name` at three Sentinels, whose ports are `sentinels`."""
+    """A primary and its replica, under `name` at three Sentinels."""
 
     name: str
     primary: RedisServer
     replica: RedisServer
-    sentinels: list[int]
+    sentinels: list[RedisServer]
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def watched_pair(name: str = "turns") -> Iterator[Watched]:
             for sentinel in sentinels:
                 sentinel.start()
             _await_others(sentinels, name)
-            yield Watched(name, primary, replica, [sentinel.port for sentinel in sentinels])
+            yield Watched(name, primary, replica, sentinels)
         finally:
             for sentinel in sentinels:
                 sentinel.stop()

@@ -9,7 +9,7 @@ from backend_kit.doctor.findings import Diagnosis, Health
 from tests.agentic_backend.records import settings_for
 from tests.chaos.proxy import FaultProxy
 from tests.support.ports import free_port
-from tests.support.redis_server import redis_server
+from tests.support.redis_server import redis_server, watched_pair
 
 SECRET = "never-to-be-seen"
 
@@ -42,6 +42,21 @@ async def test_a_redis_that_is_well_slow_full_or_refuses() -> None:
         rights = ("resetchannels", "&other:*", "-@all", "+@connection", "+publish", "+subscribe")
         server.say("acl", "setuser", "few", "on", f">{SECRET}", *rights, password=SECRET)
         assert (await found(port=server.port, username="few", password=SECRET)).state is Health.WRONG
+
+
+@pytest.mark.servers
+@pytest.mark.redis
+async def test_a_sentinel_that_refuses_is_told_from_one_that_does_not_answer() -> None:
+    with watched_pair() as watched:
+        watch = {"port": watched.sentinels[0].port, "sentinel_set": watched.name}
+        assert (await found(**watch)).state is Health.OK
+        watched.sentinels[0].say("acl", "setuser", "default", "resetpass", f">{SECRET}")
+        assert (await found(**watch, sentinel_password=SECRET)).state is Health.OK
+        for password in (None, f"{SECRET}-not"):
+            row = await found(**watch, sentinel_password=password)
+            assert (row.state, "fleet.redis.sentinel_username" in row.remedy) == (Health.WRONG, True)
+        watched.sentinels[0].stop()
+        assert (await found(**watch, sentinel_password=SECRET)).state is Health.AWAY
 
 
 @pytest.mark.servers

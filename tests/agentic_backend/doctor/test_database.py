@@ -60,10 +60,14 @@ async def test_more_connections_than_there_are_is_wrong(database: Database) -> N
     assert rows["connections"].state is Health.WRONG
 
 
-async def test_a_newer_schema_is_wrong(database: Database) -> None:
+@pytest.mark.parametrize(("works_from", "state"), [("0012", Health.OK), ("9999", Health.WRONG)])
+async def test_a_newer_schema_is_wrong_unless_this_program_works_with_it(
+    database: Database, works_from: str, state: Health
+) -> None:
     with psycopg.connect(database.dsn) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    assert (await found(on(database)))["schema"].state is Health.WRONG
+        connection.execute("UPDATE schema_works_from SET revision = %s", (works_from,))
+    assert (await found(on(database)))["schema"].state is state
 
 
 async def test_where_postgres_is_away_one_row_says_so(database: Database) -> None:

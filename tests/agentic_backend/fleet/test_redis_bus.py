@@ -55,6 +55,7 @@ class Ear:
         self.published = 0
         self.postgres = Instead()
         self.changed = asyncio.Event()
+        self.hearing: asyncio.Task[None]
         self.bus = RedisBus(
             settings,
             name,
@@ -105,8 +106,8 @@ async def join(tasks: TaskRegistry) -> AsyncIterator[Join]:
         def make(name: str, rules: FleetRules = NEVER_DEAF, there: int = 2, **settings: Any) -> Ear:
             ear = Ear(name, RedisSettings.model_validate({"host": "127.0.0.1", **settings}), rules, there)
             stack.push_async_callback(ear.bus.aclose)
-            hearing = tasks.spawn("bus", ear.bus.hear, restart=True)
-            stack.push_async_callback(ended, hearing)
+            ear.hearing = tasks.spawn("bus", ear.bus.hear, restart=True)
+            stack.push_async_callback(ended, ear.hearing)
             return ear
 
         yield make
@@ -296,7 +297,7 @@ async def test_over_tls_the_certificate_is_judged(join, tmp_path: Path, trusted)
 
 async def test_sentinels_say_which_server_it_is_after_a_failover(join):
     with watched_pair() as watched:
-        port = watched.sentinels[0]
+        port = watched.sentinels[0].port
         one = join("one", RULES, there=1, port=port, sentinel_set=watched.name)
         await one.up()
         watched.primary.stop()
@@ -307,6 +308,22 @@ async def test_sentinels_say_which_server_it_is_after_a_failover(join):
         await one.until(lambda: len(one.heard) == 1)
         assert one.postgres.sent == [to()]
         assert watched.replica.say("pubsub", "channels").splitlines() != []
+
+
+async def test_what_is_closed_leaves_no_connection_to_a_sentinel_open(join):
+    with watched_pair() as watched:
+        sentinel = watched.sentinels[0]
+        before = connections(sentinel)
+        one = join("one", RULES, there=1, port=sentinel.port, sentinel_set=watched.name)
+        await one.up()
+        assert connections(sentinel) > before
+        await ended(one.hearing)
+        await one.bus.aclose()
+        await until(lambda: connections(sentinel) == before)
+
+
+def connections(sentinel: RedisServer) -> int:
+    return len(sentinel.say("client", "list").splitlines())
 
 
 @asynccontextmanager
