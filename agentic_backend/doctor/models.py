@@ -10,7 +10,7 @@ from yarl import URL
 from agentic_backend.settings import AgenticSettings, ChatModel
 from backend_kit.doctor.checks import Check
 from backend_kit.doctor.findings import Diagnosis, Health
-from backend_kit.doctor.models import ModelKeys, ModelListing, look_at_address, look_at_models
+from backend_kit.doctor.models import ModelKeys, ModelListing, bearer_key, look_at_address, look_at_models
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEYS: Final = ModelKeys(
@@ -35,8 +35,7 @@ def _ollama(base: URL, key: SecretStr | None) -> ModelListing:
         listed = {one["name"] for one in body["models"]}
         return listed | {name.removesuffix(":latest") for name in listed}
 
-    headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    return ModelListing(base / "api" / "tags", headers, names)
+    return ModelListing(base / "api" / "tags", bearer_key(key), names)
 
 
 _SERVERS: Final[Mapping[str, tuple[str, Server, ModelKeys]]] = {

@@ -133,9 +133,10 @@ class RedisBus:
             if came is None:
                 continue
             payload = came["data"].decode(errors="replace")
-            if (said_at := words.pop(payload, None)) is None:
+            if (said_at := words.get(payload)) is None:
                 self._on_payload(payload)
                 continue
+            words = {word: at for word, at in words.items() if at > said_at}  # those before it are lost
             heard_at = self._clock()
             self._on_heard(heard_at - said_at)
             if not self.up:

@@ -101,16 +101,23 @@ async def rolling(deployment: Deployment, size: Size) -> list[Row]:
             report = await settled(services, http, ledger)
     what = f"a deploy x {rounds} of 3 instances, {clients} clients"
     return [
+        *deploy_rows(what, found, report),
+        at_least(ID, f"{what}: turns that went on at another instance", found.restarted, 1, "turns"),
+        exactly(ID, f"{what}: instances that ended with another code than 0", sum(map(bool, codes)), 0),
+        at_most(ID, f"{what}: the longest end of an instance (drain_s: {_DRAIN_S:.0f})", max(took_s),
+                (_DRAIN_S + 2.0) * (2 if size.short else 1), "s"),
+    ]  # fmt: skip
+
+
+def deploy_rows(what: str, found: Findings, report: Report) -> list[Row]:
+    """That no client noticed that instances were replaced."""
+    return [
         loss_row(ID, what, report),
         none_of(ID, f"{what}: asks that did not end in final", found.asks - found.finals, of=found.asks, unit="asks"),
         all_of(ID, f"{what}: asks with exactly one end", found.one_end, of=found.asks, unit="asks"),
         none_of(ID, f"{what}: numbers that fall back, answers that are not what was shown", found.odd, of=found.asks,
                 unit="asks"),
         none_of(ID, f"{what}: stored twice", report.duplicated, of=report.acked, unit="turns"),
-        at_least(ID, f"{what}: turns that went on at another instance", found.restarted, 1, "turns"),
-        exactly(ID, f"{what}: instances that ended with another code than 0", sum(map(bool, codes)), 0),
-        at_most(ID, f"{what}: the longest end of an instance (drain_s: {_DRAIN_S:.0f})", max(took_s),
-                (_DRAIN_S + 2.0) * (2 if size.short else 1), "s"),
     ]  # fmt: skip
 
 
