@@ -84,6 +84,7 @@ async def until_all_ready(process: ModuleProcess, metrics_port: int, port: int, 
     """Wait until every worker listens and is ready."""
     for number in range(workers):
         await process.until(process.wait_for_http, f"http://127.0.0.1:{metrics_port + number}/metrics")
+    await until(lambda: _listeners(port) == workers)  # the metrics answer first
     ready = 0
     while ready < ENOUGH:  # connections come to any of them: one that is not ready would show
         try:

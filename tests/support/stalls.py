@@ -1,6 +1,7 @@
 """Fails a test whose event loop computed for more than half a second without a pause, and names the stack."""
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
@@ -27,6 +28,7 @@ class _Watched:
     asked: bool = False
     cpu_s: float = 0.0
     told: bool = False
+    collecting: bool = False
 
     def answer(self) -> None:
         """Runs on the loop."""
@@ -38,7 +40,8 @@ class StallDetector:
     """Watches the loops that it has made, from a thread of its own.
 
     What counts is the CPU time of the loop's thread from the question to the answer: wall time would count what the
-    rest of the machine does. A call that blocks without computing is not its business.
+    rest of the machine does. A call that blocks without computing is not its business, and neither is a full garbage
+    collection, which says how much the tests before have left.
     """
 
     def __init__(self) -> None:
@@ -50,10 +53,12 @@ class StallDetector:
 
     def start(self) -> None:
         """Begin to watch."""
+        gc.callbacks.append(self._note_collection)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
+        gc.callbacks.remove(self._note_collection)
         self._end.set()
         self._thread.join()
 
@@ -75,6 +80,15 @@ class StallDetector:
             stalls, self._stalls = self._stalls, []
             return stalls
 
+    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Runs in any thread, wherever it is: without the lock, which that thread may hold."""
+        if info["generation"] < 2:  # these come all the time, and take milliseconds
+            return
+        for watched in self._watched:
+            if watched.thread_id == threading.get_ident():
+                watched.collecting = phase == "start"
+                watched.asked = False  # what was counted so far includes it: ask anew
+
     def _watch(self) -> None:
         while not self._end.wait(POLL_S):
             with self._lock:
@@ -83,7 +97,8 @@ class StallDetector:
                     self._look_at(watched)
 
     def _look_at(self, watched: _Watched) -> None:
-        if not watched.loop.is_running():  # between two runs of the loop synchronous code may take its time
+        # Between two runs of the loop synchronous code may take its time.
+        if watched.collecting or not watched.loop.is_running():
             watched.asked = False
             return
         cpu_s = _cpu_s(watched.native_id)

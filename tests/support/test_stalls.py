@@ -1,6 +1,7 @@
 """The stall detector finds what blocks a loop, and nothing else."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 
@@ -72,6 +73,26 @@ def test_a_waiting_loop_is_not(detector: StallDetector) -> None:
 
 def test_a_loop_that_gets_no_time_is_not(detector: StallDetector) -> None:
     run(detector, stand_still())
+    assert detector.take() == []
+
+
+def test_a_full_collection_is_not(detector: StallDetector) -> None:
+    def takes_long(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            end = time.thread_time() + 3 * THRESHOLD_S
+            while time.thread_time() < end:
+                sum(range(1000))
+
+    async def collect() -> None:
+        await asyncio.sleep(0.2)  # it is asked
+        gc.collect()
+        await asyncio.sleep(0.2)
+
+    gc.callbacks.insert(0, takes_long)  # before the detector hears that it is over
+    try:
+        run(detector, collect())
+    finally:
+        gc.callbacks.remove(takes_long)
     assert detector.take() == []
 
 
