@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test gates format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,9 +39,11 @@ check: ## format, lint, types, import contracts, the pages' JavaScript, the proj
 wheel-test: ## install the wheel into an empty environment, measure it, start it in an empty folder and ask
 	@$(PYTHON) -m tests.wheel $(ARGS)
 
-gates: ## branch coverage of what must not lose a turn, and the planted mistakes that tests must catch
-	@$(PYTHON) -m tests.coverage_gate
-	@$(PYTHON) -m tests.mutants
+coverage: ## branch coverage of what must not lose a turn, by its tests alone
+	@$(PYTHON) -m tests.coverage_gate $(ARGS)
+
+mutants: ## the planted mistakes that tests must catch; ARGS="fleet lease" those with these words
+	@$(PYTHON) -m tests.mutants $(ARGS)
 
 format: ## format the code and repair what the linter can
 	@$(DEV) .venv/bin/ruff format .

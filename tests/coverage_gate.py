@@ -1,16 +1,23 @@
-"""Branch coverage of the packages that must not lose a turn: `python -m tests.coverage_gate`, exit code 1 below 90 %.
+"""Branch coverage of the packages that must not lose a turn, held by the run of their tests: below 90 % it fails.
 
-Runs the tests of these packages, and of the service that reach them most, under coverage. Arguments go to pytest.
+A plugin of pytest, `-p tests.coverage_gate`, so that .ci/run measures in its `make test`. As a program it runs the
+measured tests alone; arguments go to pytest.
 """
 
 import json
+import subprocess
 import sys
 import tempfile
+from collections.abc import Generator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tests.support.side_by_side import Program, all_good
+import pytest
+from coverage import Coverage, CoverageData
+from xdist.workermanage import WorkerController
+
+ROOT = Path(__file__).parents[1]
 
 PACKAGES = (
     ("agentic_backend/session",),
@@ -20,39 +27,30 @@ PACKAGES = (
 )
 """What has the floor together: routes are added, and the spool's file is written, in threads, which are not seen."""
 TESTS = (
-    (
-        "tests/agentic_backend/session",
-        "tests/agentic_backend/fleet",
-        "tests/agentic_backend/peers",
-        "tests/integration/test_native.py",
-        "tests/integration/test_compatible.py",
-    ),
-    (
-        "tests/agentic_backend/spool",
-        "tests/agentic_backend/persist",
-        "tests/integration/test_turns.py",
-        "tests/integration/test_failures.py",
-    ),
-    (
-        "tests/agentic_backend/chat",
-        "tests/agentic_backend/rest",
-        "tests/integration/test_preferences.py",
-        "tests/integration/test_feedback.py",
-        "tests/integration/test_chat_metrics.py",
-        "tests/integration/test_configuration_routes.py",
-    ),
-    (
-        "tests/integration/test_conversations.py",
-        "tests/integration/test_kpi_routes.py",
-        "tests/integration/test_human.py",
-        "tests/integration/test_attachments.py",
-        "tests/integration/test_created_agents.py",
-    ),
+    "tests/agentic_backend/session",
+    "tests/agentic_backend/fleet",
+    "tests/agentic_backend/peers",
+    "tests/agentic_backend/spool",
+    "tests/agentic_backend/persist",
+    "tests/agentic_backend/chat",
+    "tests/agentic_backend/rest",
+    "tests/integration/test_native.py",
+    "tests/integration/test_compatible.py",
+    "tests/integration/test_turns.py",
+    "tests/integration/test_failures.py",
+    "tests/integration/test_preferences.py",
+    "tests/integration/test_feedback.py",
+    "tests/integration/test_chat_metrics.py",
+    "tests/integration/test_configuration_routes.py",
+    "tests/integration/test_conversations.py",
+    "tests/integration/test_kpi_routes.py",
+    "tests/integration/test_human.py",
+    "tests/integration/test_attachments.py",
+    "tests/integration/test_created_agents.py",
 )
 """Enough for the floor, and no more: every other test only adds to what is measured here.
 
-One process a group, two at once for each core, since a test mostly waits for its servers; the fewer services one heap
-has seen, the shorter are its garbage collections.
+The rest of the tests is not traced: it makes them slow, and their loops stall.
 """
 WITHOUT = (
     "tests/agentic_backend/persist/test_outage.py",
@@ -61,43 +59,104 @@ WITHOUT = (
     "tests/agentic_backend/spool/test_pooler.py",
 )
 """Tests of outages and migrations, which take long and reach little that the others do not."""
-EXAMPLES = "examples=10"
-"""Of a property: more of them reach what the first ones have reached."""
 FLOOR_PERCENT = 90.0
 
 
-def main(arguments: list[str]) -> int:
-    """Run, measure, tell; the exit code."""
-    with tempfile.TemporaryDirectory(prefix="turnwise-coverage-", ignore_cleanup_errors=True) as place:
-        data, report = Path(place, "data"), Path(place, "report.json")
-        ignored = [f"--ignore={path}" for path in WITHOUT]
-        groups = []
-        for number, group in enumerate(TESTS):
-            # A directory each: runs that share pytest's own remove each other's old ones, and one may fail at that.
-            pytest = ("pytest", "-q", "-o", EXAMPLES, f"--basetemp={Path(place, str(number))}")
-            more = (*arguments, *group, *ignored)
-            groups.append(_coverage(f"coverage of {', '.join(group)}", data, "run", *_RUN, "-m", *pytest, *more))
-        if not all_good(groups, each_core=2):
-            return 1
-        combined = _coverage("combine", data, "combine", "-q")
-        if not all_good([combined]) or not all_good([_coverage("report", data, "json", "-q", "-o", str(report))]):
-            return 1
-        return tell(json.loads(report.read_text())["files"])
+class Measurement:
+    """What the measured tests reach in one process; in the one that hands tests to others, in all of these together."""
+
+    def __init__(self) -> None:
+        # Without greenlet, what runs below SQLAlchemy's asyncio bridge is not seen. With threads too, two of them that
+        # end together can hang Python 3.11 for good: it enters the first callback of what the first one leaves again
+        # and again, as long as the second waits to be cleaned up. So what runs in threads counts as not reached.
+        # No settings but these, whatever lies in the tree.
+        self._coverage = Coverage(
+            data_file=None,
+            config_file=False,
+            branch=True,
+            concurrency=["greenlet"],
+            source=[str(ROOT / package) for package in chain(*PACKAGES)],
+        )
+        self._of_workers = CoverageData(no_disk=True)
+        self._lines: list[str] = []
+        self._coverage.start()  # the first lines of a module run when it is imported
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        """All is imported."""
+        self._coverage.stop()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Trace a measured test."""
+        if not is_measured(item.nodeid):
+            return (yield)
+        self._coverage.start()
+        try:
+            return (yield)
+        finally:
+            self._coverage.stop()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        """Take what a worker has measured; one that was killed has nothing to tell, and has failed the run."""
+        data = CoverageData(no_disk=True)
+        if told := getattr(node, "workeroutput", {}).get("coverage"):
+            data.loads(told)
+            self._of_workers.update(data)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Hand on what was measured, or judge it."""
+        self._coverage.stop()
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["coverage"] = self._coverage.get_data().dumps()
+            return
+        with tempfile.TemporaryDirectory(prefix="turnwise-coverage-") as place:
+            data, report = Path(place, "data"), Path(place, "report.json")
+            CoverageData(str(data)).update(self._of_workers or self._coverage.get_data())
+            whole = Coverage(data_file=str(data), config_file=False)
+            whole.load()
+            whole.json_report(outfile=str(report))
+            self._lines, enough = judged(json.loads(report.read_text())["files"])
+        if not enough and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """A line for each group of packages."""
+        terminalreporter.section("branch coverage")
+        for line in self._lines:
+            terminalreporter.line(line)
 
 
-def tell(files: dict[str, Any]) -> int:
-    """One line for each group of packages, the unreached lines below it if it is under the floor; the exit code."""
-    failed = 0
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Begin before anything of ours is imported."""
+    early_config.pluginmanager.register(Measurement(), "coverage_gate.measurement")
+
+
+def is_measured(nodeid: str) -> bool:
+    """Whether what this test reaches counts."""
+    file = nodeid.partition("::")[0]
+    return any(file == path or file.startswith(f"{path}/") for path in TESTS) and file not in WITHOUT
+
+
+def judged(files: dict[str, Any]) -> tuple[list[str], bool]:
+    """One line for each group of packages, with the unreached lines below it if it is under the floor; whether none is.
+
+    `files` are those of coverage's JSON report.
+    """
+    lines, enough = [], True
     for packages in PACKAGES:
         inside = {name: file for name, file in files.items() if name.startswith(tuple(f"{one}/" for one in packages))}
         percent, named = percent_of(inside), ", ".join(packages)
-        print(f"{percent:6.2f} % branch coverage of {named} ({len(inside)} files, at least {FLOOR_PERCENT:.0f} %)")
+        lines.append(f"{percent:6.2f} % of {named} ({len(inside)} files, at least {FLOOR_PERCENT:.0f} %)")
         if percent < FLOOR_PERCENT:
-            failed = 1
+            enough = False
             for name, file in sorted(inside.items()):
                 if missing := file["missing_lines"]:
-                    print(f"         {name}: lines {', '.join(map(str, missing))}")
-    return failed
+                    lines.append(f"         {name}: lines {', '.join(map(str, missing))}")
+    return lines, enough
 
 
 def percent_of(files: dict[str, Any]) -> float:
@@ -108,16 +167,11 @@ def percent_of(files: dict[str, Any]) -> float:
     return 100.0 * ran / there if there else 0.0
 
 
-# Without greenlet, what runs below SQLAlchemy's asyncio bridge is not seen. With threads too, two of them that end
-# together can hang Python 3.11 for good: it enters the first callback of what the first one leaves again and again, as
-# long as the second waits to be cleaned up. So what runs in threads counts as not reached.
-_RUN = ("--parallel-mode", "--branch", "--concurrency=greenlet", f"--source={','.join(chain.from_iterable(PACKAGES))}")
-
-
-def _coverage(name: str, data: Path, command: str, *arguments: str) -> Program:
-    # No settings but these, whatever lies in the tree.
-    line = (sys.executable, "-m", "coverage", command, "--rcfile=/dev/null", *arguments)
-    return Program(name, line, {"COVERAGE_FILE": str(data)})
+def main(arguments: list[str]) -> int:
+    """Run the measured tests; the exit code."""
+    ignored = [f"--ignore={path}" for path in WITHOUT]
+    line = ("-m", "pytest", "-q", "-n", "auto", "-p", "tests.coverage_gate", *ignored, *arguments, *TESTS)
+    return subprocess.run([sys.executable, *line], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from tests.checks.source import ROOT
 pytestmark = pytest.mark.servers
 
 STAGES = (
-    *("programs", "environment", "check", "fuzz", "gates", "wheel-test", "bench-short", "bench-micro", "bench-turn"),
-    *("chaos", "test-proxy", "test"),
+    *("programs", "environment", "check", "fuzz", "mutants", "wheel-test", "bench-short", "bench-micro"),
+    *("bench-turn", "chaos", "test-proxy", "test"),
 )
-BESIDE = {"fuzz": "wheel-test", "gates": "wheel-test"}
+BESIDE = {"check": "wheel-test", "fuzz": "wheel-test", "mutants": "wheel-test"}
 """What has begun before a stage, and is in the table after it."""
 
 
@@ -63,7 +63,7 @@ def test_each_stage_runs_once_and_is_in_the_table(tmp_path: Path) -> None:
     assert sorted(call.split()[1] for call in calls) == sorted(["sync", *STAGES[2:]])
 
 
-@pytest.mark.parametrize("fails", ["gates", "wheel-test", "fuzz", "check"])
+@pytest.mark.parametrize("fails", ["mutants", "wheel-test", "fuzz", "check"])
 def test_what_fails_is_named_ends_the_run_and_is_not_tried_again(tmp_path: Path, fails: str) -> None:
     done, calls = ci(tmp_path, fails=fails)
     assert done.returncode == 7
@@ -81,7 +81,7 @@ def test_what_is_killed_beside_a_stage_is_named_too(tmp_path: Path) -> None:
 
 
 def test_what_runs_beside_a_stage_that_fails_is_ended(tmp_path: Path) -> None:
-    done, calls = ci(tmp_path, fails="gates", lasting="wheel-test")
+    done, calls = ci(tmp_path, fails="mutants", lasting="wheel-test")
     assert done.returncode == 7
     (pid,) = [int(call.split()[1]) for call in calls if call.startswith("lasts ")]
     with contextlib.suppress(psutil.NoSuchProcess):  # it was told to end; until it has, the test waits

@@ -3,12 +3,15 @@
 import ast
 import itertools
 import py_compile
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.coverage_gate import PACKAGES, TESTS, WITHOUT, percent_of, tell
+from tests.coverage_gate import PACKAGES, TESTS, WITHOUT, is_measured, judged, percent_of
 from tests.mutants.__main__ import StaleMutant, plant
 from tests.mutants.table import MUTANTS, Mutant
 
@@ -40,8 +43,11 @@ def test_a_mutant_is_planted_once_or_not_at_all(tmp_path: Path) -> None:
         plant(mutant, tmp_path)
 
 
-def test_what_the_coverage_gate_runs_exists() -> None:
-    assert [path for path in (*itertools.chain(*PACKAGES, *TESTS), *WITHOUT) if not (ROOT / path).exists()] == []
+def test_what_the_coverage_gate_measures_exists() -> None:
+    assert [path for path in (*itertools.chain(*PACKAGES), *TESTS, *WITHOUT) if not (ROOT / path).exists()] == []
+    assert not [path for path in WITHOUT if is_measured(f"{path}::test_any")]
+    assert all(is_measured(f"{path}/test_any.py::test_any[1]") for path in TESTS if not path.endswith(".py"))
+    assert not is_measured("tests/agentic_backend/session_of_others/test_any.py::test_any")
 
 
 def measured(lines: int, covered: int) -> dict[str, Any]:
@@ -49,12 +55,28 @@ def measured(lines: int, covered: int) -> dict[str, Any]:
     return {"summary": counts, "missing_lines": [7] if covered < lines else []}
 
 
-def test_the_coverage_gate_fails_for_one_package_under_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_coverage_gate_fails_for_one_package_under_the_floor() -> None:
     packages = list(itertools.chain(*PACKAGES))
     files = {f"{package}/code.py": measured(90, 90) for package in packages}
-    assert tell(files) == 0
+    lines, enough = judged(files)
+    assert (len(lines), enough) == (len(PACKAGES), True)
     files[f"{packages[0]}/code.py"] = measured(90, 79)
     assert percent_of(files) > 90
-    assert tell(files) == 1
-    assert f"{packages[0]}/code.py: lines 7" in capsys.readouterr().out
-    assert tell({}) == 1
+    lines, enough = judged(files)
+    assert not enough
+    assert f"         {packages[0]}/code.py: lines 7" in lines
+    assert judged({})[1] is False
+
+
+@pytest.mark.servers
+def test_a_run_that_reaches_too_little_fails_and_names_the_lines() -> None:
+    alone = ("--noconftest", "-p", "no:cacheprovider", "tests/agentic_backend/spool/test_cache.py")
+    line = ("-m", "pytest", "-q", "-n", "1", "-p", "tests.coverage_gate", *alone)
+    done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +0\.00 % of agentic_backend/chat, agentic_backend/rest \(\d+ files", done.stdout, re.MULTILINE)
+    missed = dict(re.findall(r"^ +(agentic_backend/\S+): lines (.*)$", done.stdout, re.MULTILINE))
+    assert len(missed["agentic_backend/chat/hub.py"].split(",")) > 200
+    # What runs when a module is imported is among what is reached.
+    assert len(missed["agentic_backend/spool/cache.py"].split(",")) < 10
