@@ -289,14 +289,12 @@ class Scene:
         session_id = await create_session(self.http, self.one.address, agent)
         asked = self.ledger.ask(name, session_id, f"What is 1 + 2, {name}?")
         here = await self.one.address.dial()
-        await here.send(ask_text(asked, agent))
-        await _until_type(here, until)
+        await _send_until(here, ask_text(asked, agent), until)
         if not followed:
             return _Followed(asked, here)
         there = await self.other.address.dial()
         frame = {"type": "resume", "session_id": session_id, "exchange_id": asked.exchange_id}
-        await there.send(dumps(frame).decode())
-        await _until_type(there, until)
+        await _send_until(there, dumps(frame).decode(), until)
         return _Followed(asked, here, there, asyncio.create_task(end_of(there, asked)))
 
     async def ends_alike(self, turn: _Followed, kind: str) -> bool:
@@ -443,11 +441,17 @@ async def open_streams(deployment: Deployment, count: int) -> None:
     await until_it(so_many)
 
 
-async def _until_type(socket: ClientConnection, kind: str) -> None:
+async def _send_until(socket: ClientConnection, frame: str, kind: str) -> None:
+    """Send a frame, and hear its turn until an event of this kind. What is refused and may be sent again is sent again,
+    as clients do: on a busy machine a new instance has not opened its connections within their time."""
     async with asyncio.timeout(HANGS_S):
-        while (frame := await hear(socket))["type"] != kind:
-            if frame["type"] in ("final", "error", "cancelled"):
-                raise RuntimeError(f"an ask ended before its {kind}: {frame}")
+        await socket.send(frame)
+        while (heard := await hear(socket))["type"] != kind:
+            if heard.get("retryable") and "seq" not in heard:
+                await asyncio.sleep(0.2)
+                await socket.send(frame)
+            elif heard["type"] in ("final", "error", "cancelled"):
+                raise RuntimeError(f"an ask ended before its {kind}: {heard}")
 
 
 async def end_of(socket: ClientConnection, asked: Asked) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from websockets.typing import Subprotocol
 from backend_kit.wire import dumps, loads
 from tests.chaos.ledger import Asked, Ledger
 from tests.chaos.until import until
+from tests.support.patience import HANGS_S
 
 BASE = "/agentic/v1"
 CUT = (OSError, WebSocketException, TimeoutError)
@@ -79,11 +81,17 @@ class Address:
 
 
 async def create_session(http: aiohttp.ClientSession, address: Address, agent: str = "Georges") -> str:
-    """A new session with a title. Raises aiohttp.ClientError where it is refused."""
+    """A new session with a title; one that is refused for now is asked for again, as clients do. Raises
+    aiohttp.ClientError where it is refused for good."""
     url = f"{address.url}/chatbot/session"
     body = {"agent_id": agent, "title": "Under faults"}
-    async with http.post(url, json=body, headers=address.headers, raise_for_status=True) as response:
-        return str((await response.json())["id"])
+    async with asyncio.timeout(HANGS_S):
+        while True:
+            async with http.post(url, json=body, headers=address.headers) as response:
+                if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    response.raise_for_status()
+                    return str((await response.json())["id"])
+            await asyncio.sleep(0.2)
 
 
 class Crowd:
