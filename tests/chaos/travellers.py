@@ -154,14 +154,21 @@ class Travellers:
 
     def strike(self, place: int) -> int:
         """Note that an instance is killed now; how many turns that hits."""
-        now = perf_counter()
-        struck = 0
-        for seat in self._seats:
-            journey = seat.journey
-            if journey is not None and journey.place == place and not journey.restarts:
-                journey.struck_at = now
-                struck += 1
-        return struck
+        struck = self._first_runs(place)
+        for journey in struck:
+            journey.struck_at = perf_counter()
+        return len(struck)
+
+    async def busy_places(self) -> list[int]:
+        """The instances that run turns, of which there is at least one. Raises TimeoutError."""
+        places = range(len(self._instances))
+        await until(lambda: any(self._first_runs(place) for place in places))
+        return [place for place in places if self._first_runs(place)]
+
+    def _first_runs(self, place: int) -> list[Journey]:
+        """Of the turns that an instance runs, those that have not moved before."""
+        journeys = (seat.journey for seat in self._seats)
+        return [one for one in journeys if one is not None and one.place == place and not one.restarts]
 
     async def answered(self, count: int) -> None:
         """Wait until `count` more questions have been answered. Raises TimeoutError."""
