@@ -57,7 +57,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What a run may set."""
     parser.addoption("--behind", choices=KINDS, help="Run what can be run so on three instances behind this balancer")
     parser.addini("test_limit_s", "Seconds that set-up, call and teardown of a test may each take", default=LIMIT_S)
-    parser.addini("examples", "Examples that a property is tried with, unless it says how many", default=100)
     parser.addini("hang_grace_s", "Seconds from a hung test's limit to the end of its process", default=GRACE_S)
 
 
@@ -69,7 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "turnwise",
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
-        max_examples=int(config.getini("examples")),
     )
     settings.load_profile("turnwise")
     config.stash[CHOICE] = Choice.of()

@@ -19,7 +19,7 @@ from tests.chaos.deployment import Deployment, Service, Size
 from tests.chaos.kills import loss_row
 from tests.chaos.ledger import Asked, Ledger, Report, compare, message_of
 from tests.chaos.lifecycle import faketime
-from tests.chaos.load import ask_text, create_session, hear, hear_end
+from tests.chaos.load import AGAIN_S, ask_text, create_session, hear, hear_end
 from tests.chaos.paths import Paths, apart
 from tests.chaos.rows import Row, all_of, at_least, at_most, exactly, none_of, not_run
 from tests.chaos.travellers import Findings, travellers
@@ -177,8 +177,8 @@ async def taken_for_dead(
         pair_of_instances(deployment, hosts, [False, False], **_agents(tools, calls_late)) as scene,
     ):
         late, turns = await asyncio.gather(
-            at_once(scene.begin("Sammy", f"tool-{number}", until="message") for number in range(calling)),
-            at_once(scene.begin("Georges", f"still-{number}") for number in range(size.pick(10, 40))),
+            at_once(scene.begin("Sammy", f"tool-{number}", until="message", patient=True) for number in range(calling)),
+            at_once(scene.begin("Georges", f"still-{number}", patient=True) for number in range(size.pick(10, 40))),
         )
         await trouble(scene)
         same = await at_once(scene.ends_alike(turn, "final") for turn in turns)
@@ -201,7 +201,8 @@ async def without_postgres(deployment: Deployment, size: Size) -> list[Row]:
     """One instance is cut off from Postgres only; its clients are still there."""
     away_s = size.pick(22, 30)
     async with pair_of_instances(deployment, [{}, {}], [False, True], model=SLOW) as scene:
-        turns = await at_once(scene.begin("Georges", f"away-{number}") for number in range(size.pick(20, 60)))
+        away = range(size.pick(20, 60))
+        turns = await at_once(scene.begin("Georges", f"away-{number}", patient=True) for number in away)
         await deployment.to_postgres.tell("hold")
         await asyncio.sleep(away_s)
         meanwhile = sum(turn.told_there for turn in turns)
@@ -285,17 +286,23 @@ class Scene:
         """The one that is well."""
         return self.services[1]
 
-    async def begin(self, agent: str, name: str, *, until: str = "delta", followed: bool = True) -> _Followed:
-        """A turn in the middle at the first instance."""
-        session_id = await create_session(self.http, self.one.address, agent)
+    async def begin(
+        self, agent: str, name: str, *, until: str = "delta", followed: bool = True, patient: bool = False
+    ) -> _Followed:
+        """A turn in the middle at the first instance.
+
+        `patient` before any trouble: on a busy machine instances that have just begun, and get many at once, may not
+        open their connections within their time, and what they refuse so is asked again, as clients do.
+        """
+        session_id = await create_session(self.http, self.one.address, agent, patient=patient)
         asked = self.ledger.ask(name, session_id, f"What is 1 + 2, {name}?")
         here = await self.one.address.dial()
-        await _send_until(here, ask_text(asked, agent), until)
+        await _send_until(here, ask_text(asked, agent), until, patient=patient)
         if not followed:
             return _Followed(asked, here)
         there = await self.other.address.dial()
         frame = {"type": "resume", "session_id": session_id, "exchange_id": asked.exchange_id}
-        await _send_until(there, dumps(frame).decode(), until)
+        await _send_until(there, dumps(frame).decode(), until, patient=patient)
         return _Followed(asked, here, there, asyncio.create_task(end_of(there, asked)))
 
     async def ends_alike(self, turn: _Followed, kind: str) -> bool:
@@ -442,14 +449,13 @@ async def open_streams(deployment: Deployment, count: int) -> None:
     await until_it(so_many)
 
 
-async def _send_until(socket: ClientConnection, frame: str, kind: str) -> None:
-    """Send a frame, and hear its turn until an event of this kind. What is refused and may be sent again is sent again,
-    as clients do: on a busy machine a new instance has not opened its connections within their time."""
+async def _send_until(socket: ClientConnection, frame: str, kind: str, *, patient: bool) -> None:
+    """Send a frame, and hear its turn until an event of this kind; again, where `patient`, as long as it may be."""
     async with asyncio.timeout(HANGS_S):
         await socket.send(frame)
         while (heard := await hear(socket))["type"] != kind:
-            if heard.get("retryable") and "seq" not in heard:
-                await asyncio.sleep(0.2)
+            if patient and heard.get("retryable") and "seq" not in heard:
+                await asyncio.sleep(AGAIN_S)
                 await socket.send(frame)
             elif heard["type"] in ("final", "error", "cancelled"):
                 raise RuntimeError(f"an ask ended before its {kind}: {heard}")

@@ -23,6 +23,8 @@ from tests.support.patience import HANGS_S
 BASE = "/agentic/v1"
 CUT = (OSError, WebSocketException, TimeoutError)
 """How a socket or a handshake fails; TimeoutError is our own patience."""
+AGAIN_S = 0.2
+"""Until a client asks again what was refused for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +82,20 @@ class Address:
         )
 
 
-async def create_session(http: aiohttp.ClientSession, address: Address, agent: str = "Georges") -> str:
-    """A new session with a title; one that is refused for now is asked for again, as clients do. Raises
-    aiohttp.ClientError where it is refused for good."""
+async def create_session(
+    http: aiohttp.ClientSession, address: Address, agent: str = "Georges", *, patient: bool = False
+) -> str:
+    """A new session with a title. Raises aiohttp.ClientError where it is refused; asks again, where `patient`, as long
+    as it may."""
     url = f"{address.url}/chatbot/session"
     body = {"agent_id": agent, "title": "Under faults"}
     async with asyncio.timeout(HANGS_S):
         while True:
             async with http.post(url, json=body, headers=address.headers) as response:
-                if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                if not patient or response.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     response.raise_for_status()
                     return str((await response.json())["id"])
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(AGAIN_S)
 
 
 class Crowd:

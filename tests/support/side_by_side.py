@@ -28,15 +28,15 @@ class _Outcome:
     seconds: float
 
 
-def all_good(programs: Sequence[Program], *, each_core: int = 1) -> bool:
-    """Run each to its end, whatever fails, the first ones first, `each_core` times as many at once as there are cores.
+def all_good(programs: Sequence[Program]) -> bool:
+    """Run each to its end, whatever fails, the first ones first, as many at once as there are cores.
 
     Prints each one's output as it ends, then who failed.
 
     One whose program is missing has failed, and so have none at all.
     """
     failed = []
-    with ThreadPoolExecutor(each_core * (os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for done in as_completed([pool.submit(_run, program) for program in programs]):
             outcome = done.result()
             verdict = "ok" if outcome.code == 0 else f"FAILED ({outcome.code})"

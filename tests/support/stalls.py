@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class _Watched:
     asked: bool = False
     cpu_s: float = 0.0
     told: bool = False
-    collecting: bool = False
+    collecting_since: float | None = None
+    """CPU time of the thread at which a full garbage collection began in it; None while there is none."""
 
     def answer(self) -> None:
         """Runs on the loop."""
@@ -84,10 +86,15 @@ class StallDetector:
         """Runs in any thread, wherever it is: without the lock, which that thread may hold."""
         if info["generation"] < 2:  # these come all the time, and take milliseconds
             return
+        now = time.thread_time()
         for watched in self._watched:
-            if watched.thread_id == threading.get_ident():
-                watched.collecting = phase == "start"
-                watched.asked = False  # what was counted so far includes it: ask anew
+            if watched.thread_id != threading.get_ident():
+                continue
+            if phase == "start":
+                watched.collecting_since = now
+            elif watched.collecting_since is not None:
+                watched.cpu_s += now - watched.collecting_since
+                watched.collecting_since = None
 
     def _watch(self) -> None:
         while not self._end.wait(POLL_S):
@@ -97,9 +104,10 @@ class StallDetector:
                     self._look_at(watched)
 
     def _look_at(self, watched: _Watched) -> None:
-        # Between two runs of the loop synchronous code may take its time.
-        if watched.collecting or not watched.loop.is_running():
+        if not watched.loop.is_running():  # between two runs of the loop synchronous code may take its time
             watched.asked = False
+            return
+        if watched.collecting_since is not None:
             return
         cpu_s = _cpu_s(watched.native_id)
         if not watched.asked:
