@@ -52,13 +52,6 @@ TESTS = (
 
 The rest of the tests is not traced: it makes them slow, and their loops stall.
 """
-WITHOUT = (
-    "tests/agentic_backend/persist/test_outage.py",
-    "tests/agentic_backend/persist/test_schema.py",
-    "tests/agentic_backend/spool/test_full_disk.py",
-    "tests/agentic_backend/spool/test_pooler.py",
-)
-"""Tests of outages and migrations, which take long and reach little that the others do not."""
 FLOOR_PERCENT = 90.0
 
 
@@ -138,7 +131,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def is_measured(nodeid: str) -> bool:
     """Whether what this test reaches counts."""
     file = nodeid.partition("::")[0]
-    return any(file == path or file.startswith(f"{path}/") for path in TESTS) and file not in WITHOUT
+    return any(file == path or file.startswith(f"{path}/") for path in TESTS)
 
 
 def judged(files: dict[str, Any]) -> tuple[list[str], bool]:
@@ -169,8 +162,7 @@ def percent_of(files: dict[str, Any]) -> float:
 
 def main(arguments: list[str]) -> int:
     """Run the measured tests; the exit code."""
-    ignored = [f"--ignore={path}" for path in WITHOUT]
-    line = ("-m", "pytest", "-q", "-n", "auto", "-p", "tests.coverage_gate", *ignored, *arguments, *TESTS)
+    line = ("-m", "pytest", "-q", "-n", "auto", "-p", "tests.coverage_gate", *arguments, *TESTS)
     return subprocess.run([sys.executable, *line], cwd=ROOT, check=False).returncode
 
 

@@ -162,16 +162,20 @@ async def mirror(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -> None:
     Raises what they raise. Taken again from the turn's last event on, nothing is there twice.
     """
     asked: TurnEvent | None = None
-    async with aclosing(events):
-        async for batch in events:
-            for event in batch:
-                if asked is not None:
-                    turn.take(asked, goes_on=True)
-                    asked = None
-                # Whether it ends the exchange only what follows shows: a person may have let the run continue.
-                if isinstance(event.payload, Awaiting):
-                    asked = event
-                else:
-                    turn.take(event)
+    try:
+        async with aclosing(events):
+            async for batch in events:
+                for event in batch:
+                    if asked is not None:
+                        turn.take(asked, goes_on=True)
+                        asked = None
+                    # Whether it ends the exchange only what follows shows: a person may have let the run continue.
+                    if isinstance(event.payload, Awaiting):
+                        asked = event
+                    else:
+                        turn.take(event)
+    except PeerLost:
+        if not turn.ended:
+            raise
     if asked is not None:
         turn.take(asked)

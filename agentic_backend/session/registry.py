@@ -447,26 +447,24 @@ class TurnRegistry:
     async def _tell(self, turn: Turn) -> None:
         """Publish an exchange that this process does not run: as the instance does that runs it, else from history."""
         elsewhere, stopped = self._runner.elsewhere, turn.cancel_requested
-        while elsewhere is not None:
+        while True:
             try:
-                if await elsewhere.mirror(turn):
-                    if not turn.ended:
-                        refuse(turn, ExchangeNotFound())  # nobody is there who would see it
-                    return
-                break
+                if elsewhere is None or not await elsewhere.mirror(turn):
+                    await self._runner.tell(turn)
+                elif not turn.ended:
+                    refuse(turn, ExchangeNotFound())  # nobody is there who would see it
+                return
             except (HistoryUnavailable, StorageFull) as error:
                 refuse(turn, error)
                 return
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if stopped or not turn.cancel_requested or task is None:
-                    refuse(turn, Draining(retry_after_s=2.0))  # the process ends, and the turn goes on elsewhere
+                    if not turn.ended:
+                        refuse(turn, Draining(retry_after_s=2.0))  # the process ends, and the turn goes on elsewhere
                     raise
-                stopped = True
+                stopped = True  # by its user: followed again, it is stopped where it runs
                 task.uncancel()
-                with contextlib.suppress(HistoryUnavailable):
-                    await elsewhere.stop(turn.ask.exchange_id, turn.ask.user_id)
-        await self._runner.tell(turn)
 
     async def _run(self, key: _Key, turn: Turn, place: "asyncio.Future[None] | None") -> None:
         slot = self._slot(self._slot_key(turn.ask))

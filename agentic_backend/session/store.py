@@ -174,7 +174,8 @@ class Elsewhere(Protocol):
     """The turns that other instances run."""
 
     async def mirror(self, turn: Turn) -> bool:
-        """Publish the events of the turn's exchange, from its last number on, as the instance that has it does.
+        """Publish the events of the turn's exchange, from its last number on, as the instance that has it does. One
+        that its user has stopped here is stopped there.
 
         Returns after its end, or when nobody follows it any more: True; or False if none has it: its end is in history,
         or there is no such exchange. Raises `HistoryUnavailable`, or `StorageFull` where its end waits for Postgres.

@@ -496,6 +496,16 @@ async def test_what_came_before_a_peer_was_lost_is_kept() -> None:
         assert not copy.ended
 
 
+async def test_who_has_the_end_has_lost_nothing_with_the_peer() -> None:
+    async def say(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + FIRST + chunk(encode_events([TurnEvent(2, FINAL)]) + b"\n"))
+
+    async with odd_peer(say) as url, peers() as following:
+        copy = make_turn()
+        await mirror(copy, following.follow(url, TOKEN, user_id="a", session_id="s", exchange_id="e", after=0))
+        assert copy.ended
+
+
 @pytest.mark.parametrize("begun", [b"", STATUS, HEAD, HEAD + FIRST])
 async def test_a_peer_that_falls_silent_is_lost(begun: bytes) -> None:
     over = asyncio.Event()

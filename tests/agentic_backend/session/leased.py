@@ -99,7 +99,8 @@ class Others:
     """The other instances as one sees them: what it asks of them, and whether one of them has the turn that it mirrors.
 
     That turn ends once `gate` is set. `runs` is what they say to run, `away` whether Postgres is, `waits` whether
-    the end of the turn waits for it, `takers` whether any takes what is `handed` over, which waits for `takes`.
+    the end of the turn waits for it, `takers` whether any takes what is `handed` over, which waits for `takes`. What
+    is heard of a turn behind its end waits for `hangs_up`.
     """
 
     def __init__(self, *, has: bool = True) -> None:
@@ -109,6 +110,8 @@ class Others:
         self.gate = asyncio.Event()
         self.gate.set()
         self.ends = True
+        self.hangs_up = asyncio.Event()
+        self.hangs_up.set()
         self.stopped: list[str] = []
         self.mirrored: list[Turn] = []
         self.forgot: list[str] = []
@@ -131,6 +134,7 @@ class Others:
             await self.gate.wait()
             if self.ends:
                 turn.publish(Cancelled((), SESSION))
+            await self.hangs_up.wait()
         return self.has
 
     async def find(self, _exchange_id: str, _user_id: str) -> AskRecord | None:

@@ -17,7 +17,7 @@ from agentic_backend.session.stream import (
     TextDelta,
     TurnEvent,
 )
-from agentic_backend.testing import USER
+from agentic_backend.testing import USER, MemoryStorage
 from backend_kit.wire import Code
 from tests.agentic_backend.session.echo_process import SESSION, EchoProcess
 from tests.agentic_backend.session.gated_turns import ended, ticks
@@ -354,27 +354,18 @@ async def test_a_turn_that_is_being_recorded_is_not_let_go(process, table, other
     assert others.mirrored == []
 
 
-async def test_a_stop_of_a_mirror_goes_to_the_instance_that_runs_it(process, others):
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_mirror_that_is_stopped_is_looked_for_and_stopped_there(process, others, begun):
     others.gate.clear()
     turn = process.registry.resume(SESSION.id, "e1", USER)
-    await mirroring(others)
+    if begun:
+        await mirroring(others)
     assert await process.registry.stop("e1", USER)
-    async with asyncio.timeout(PATIENCE_S):
-        while not others.stopped:  # noqa: ASYNC110 - nothing to wait for
-            await asyncio.sleep(0)
-    await mirroring(others, 2)
-    assert others.stopped == ["e1"]
+    await mirroring(others, 1 + begun)
+    assert turn.cancel_requested  # `Elsewhere.mirror` stops such a turn where it finds it
     assert not turn.ended  # its end comes from there
     others.gate.set()
     assert isinstance(await ended(turn), Cancelled)
-
-
-async def test_a_mirror_that_is_stopped_before_it_begins_is_looked_for_and_stopped_there(process, others):
-    turn = process.registry.resume(SESSION.id, "e1", USER)
-    turn.cancel()
-    assert isinstance(await ended(turn), Cancelled)
-    assert others.mirrored == [turn]
-    assert turn.cancel_requested  # `Elsewhere.mirror` stops such a turn where it finds it
 
 
 @pytest.mark.parametrize("stopped", ["before it begins", "while it is followed", "never"])
@@ -390,6 +381,51 @@ async def test_the_end_of_the_process_ends_a_mirror_whether_it_was_stopped_or_no
     async with asyncio.timeout(PATIENCE_S):
         await tasks.aclose()
     assert (await ended(turn)).code is Code.DRAINING
+
+
+async def test_the_end_of_the_process_changes_nothing_in_what_has_ended_elsewhere(process, others, tasks):
+    others.hangs_up.clear()
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    await ended(turn)
+    async with asyncio.timeout(PATIENCE_S):
+        await tasks.aclose()
+    assert isinstance(await ended(turn), Cancelled)
+    assert not tasks.failures
+
+
+class Unread(MemoryStorage):
+    """Its history is read while `gate` is set."""
+
+    def __init__(self):
+        super().__init__(SESSION)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def exchange(self, session_id, user_id, exchange_id):
+        await self.gate.wait()
+        return await super().exchange(session_id, user_id, exchange_id)
+
+
+@pytest.mark.parametrize("case", ["stopped", "stopped, and the process ends", "the process ends"])
+@pytest.mark.parametrize("alone", [True, False])
+async def test_what_is_being_read_from_history_is_told_or_to_be_asked_for_again(tasks, case, alone):
+    storage, elsewhere = Unread(), None if alone else Others(has=False)
+    await ended(EchoProcess(storage, tasks, elsewhere=elsewhere).ask("e1"))
+    storage.gate.clear()
+    process = EchoProcess(storage, tasks, elsewhere=elsewhere)
+    turn = process.registry.resume(SESSION.id, "e1", USER)
+    await ticks()
+    if case.startswith("stopped"):
+        turn.cancel()
+        await ticks()
+    if case.endswith("the process ends"):
+        async with asyncio.timeout(PATIENCE_S):
+            await tasks.aclose()
+        assert (await ended(turn)).code is Code.DRAINING
+    else:
+        storage.gate.set()
+        assert isinstance(await ended(turn), Final)
+    assert not tasks.failures
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -279,7 +279,8 @@ async def test_a_turn_whose_end_was_refused_can_be_stopped_where_it_goes_on(tabl
         while not others[0].mirrored:  # noqa: ASYNC110 - nothing to wait for
             await asyncio.sleep(0)
         assert await instances[0].registry.stop("e1", SESSION.user_id)
-        while not others[0].stopped:  # noqa: ASYNC110 - nothing to wait for
+        while len(others[0].mirrored) < 2:  # noqa: ASYNC110 - nothing to wait for
             await asyncio.sleep(0)
+    assert turn.cancel_requested  # the mirror stops it there
     others[0].gate.set()
     assert isinstance(await ended(turn), Cancelled)
