@@ -156,11 +156,14 @@ class FleetTurns:
         if holder is None:
             return False
         if holder.holder == self._me:
-            return self._stop_here(exchange_id, user_id)
+            if self._stop_here(exchange_id, user_id):
+                return True
+            if any(op.exchange_id == exchange_id for op in self._pending.turns((holder.session_id, user_id))):
+                return False  # it has ended, and waits for Postgres
         cancel = Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder, sender=self._me)
-        await self._bus.send(cancel)
-        again = self._surest is not self._bus or not holder.alive
-        if again and (user_id, exchange_id) not in self._stopping:
+        if holder.holder != self._me:
+            await self._bus.send(cancel)
+        if (user_id, exchange_id) not in self._stopping:
             self._stopping.add((user_id, exchange_id))
             self._tasks.spawn("cancel-again", lambda: self._cancel_again(cancel))
         return True
@@ -295,29 +298,29 @@ class FleetTurns:
         return running is not None
 
     async def _cancel_again(self, cancel: Message) -> None:
-        """Nobody answers a message: whether the turn has ended stands in Postgres. One that was nobody's, since it
-        moves or its instance has died, is stopped where it goes on."""
+        """Nobody answers a message, and some are lost: one by Redis, one to who has just lost Postgres, one of a turn
+        that moves, or is let go of and taken up again. Whether the turn has ended stands in Postgres."""
         give_up_at = time.monotonic() + self._membership.rules.mirror_s
         try:
             while time.monotonic() < give_up_at:
                 await asyncio.sleep(_TOLD_S)
                 with suppress(HistoryUnavailable):
-                    if await self._told_or_ended(cancel):
+                    if await self._ended_or_told(cancel):
                         return
         finally:
             self._stopping.discard((cancel.user_id, cancel.exchange_id))
 
-    async def _told_or_ended(self, cancel: Message) -> bool:
-        """Stop the turn at whom it is now. False where it is nobody's yet."""
+    async def _ended_or_told(self, cancel: Message) -> bool:
+        """Whether the turn has ended, or is stopped here. Tells it to whom else it is now."""
         asked = {"exchange_id": cancel.exchange_id, "user_id": cancel.user_id}
         holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)
         if holder is None:
             return True
         if holder.holder == self._me:
-            self._stop_here(cancel.exchange_id, cancel.user_id)
-        elif holder.alive:
+            return self._stop_here(cancel.exchange_id, cancel.user_id)
+        if holder.alive:
             await self._surest.send(replace(cancel, to=holder.holder))
-        return bool(holder.alive)
+        return False
 
     def _act_on(self, message: Message) -> None:
         session_id, user_id = message.session_id, message.user_id

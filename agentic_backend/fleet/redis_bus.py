@@ -4,7 +4,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ssl import TLSVersion
 from typing import Any, Final
 
@@ -85,8 +86,9 @@ class RedisBus:
         assert task is not None
         while True:
             try:
-                async with self._client.pubsub(push_handler_func=_ignore) as subscribed:
-                    await self._hear(subscribed, backoff)
+                with _resets_told():
+                    async with self._client.pubsub(push_handler_func=_ignore) as subscribed:
+                        await self._hear(subscribed, backoff)
             except _AWAY as error:
                 if task.cancelling():
                     raise asyncio.CancelledError from error  # the library's clean-up has failed in its place
@@ -106,7 +108,8 @@ class RedisBus:
         channel = self._channel_of(message.to) if message.to else self._all
         try:
             async with asyncio.timeout(_SEND_S), self._sending:
-                reached = await self._client.publish(channel, message.encode())
+                with _resets_told():
+                    reached = await self._client.publish(channel, message.encode())
         except _AWAY as error:
             self._log.warning("send", "redis has not taken a message (%s)", type(error).__name__)
             return False
@@ -166,14 +169,15 @@ async def probe(settings: RedisSettings) -> float:
     client = connect(settings)
     channel = f"{settings.prefix}:fleet:{secrets.token_hex(8)}"
     try:
-        async with client.pubsub(push_handler_func=_ignore) as subscribed:
-            await subscribed.subscribe(channel)
-            await subscribed.get_message(timeout=_SEND_S)
-            begun = time.perf_counter()
-            await client.publish(channel, _OWN_WORD)
-            if await subscribed.get_message(timeout=_SEND_S) is None:
-                raise BusRefused
-            return time.perf_counter() - begun
+        with _resets_told():
+            async with client.pubsub(push_handler_func=_ignore) as subscribed:
+                await subscribed.subscribe(channel)
+                await subscribed.get_message(timeout=_SEND_S)
+                begun = time.perf_counter()
+                await client.publish(channel, _OWN_WORD)
+                if await subscribed.get_message(timeout=_SEND_S) is None:
+                    raise BusRefused
+                return time.perf_counter() - begun
     except (AuthenticationError, AuthorizationError, ResponseError) as error:
         raise BusRefused from error
     except RedisError as error:
@@ -236,6 +240,18 @@ def _sentinels(client: Redis) -> Sequence[Redis]:
 
 def _secret(value: Any) -> str | None:
     return None if value is None else str(value.get_secret_value())
+
+
+@contextmanager
+def _resets_told() -> Iterator[None]:
+    """Raises ConnectionResetError for what uvloop says of a connection that was reset while it was idle. The library
+    sees the end of one in what it reads, but not that, and writes: it lets the RuntimeError through."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise ConnectionResetError from error
 
 
 def _ignore(_pushed: object) -> None:

@@ -22,7 +22,7 @@ from tests.chaos.fleet import (
     pair_of_instances,
 )
 from tests.chaos.proxy import FaultProxy
-from tests.chaos.rows import Row, all_of, not_run
+from tests.chaos.rows import Row, all_of, exactly, not_run
 from tests.chaos.until import until_it
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -126,6 +126,8 @@ async def troubles(deployment: Deployment, size: Size) -> list[Row]:
             await at_once(_hears(service, "up") for service in scene.services)
             rows += await _during(deployment, size, scene, redis, trouble)
         rows += scene.rows("Redis in trouble", [], await scene.settle())[:1]
+        tracebacks = sum(service.tracebacks for service in scene.services)
+        rows.append(exactly(ID, "Redis in trouble: tracebacks in the logs", tracebacks, 0))
     return rows
 
 

@@ -238,8 +238,19 @@ async def cancel_elsewhere(deployment: Deployment, scene: "Scene", agent: str, n
         await open_streams(deployment, 0)
         took_ms = (perf_counter() - begun) * 1e3
         end = await end_of(turn.here, turn.asked)
+        if end["type"] != "cancelled":
+            await stopper.send('{"type":"ping"}')
+            answered = [frame async for frame in _until_pong(stopper)]
+            print(f"{name} was not stopped: {end}; who stopped it heard {answered}", flush=True)
     await turn.here.close()
     return took_ms if end["type"] == "cancelled" else float("inf")
+
+
+async def _until_pong(socket: ClientConnection) -> AsyncIterator[dict[str, Any]]:
+    """The frames before the answer to a ping."""
+    async with asyncio.timeout(HANGS_S):
+        while (frame := await hear(socket))["type"] != "pong":
+            yield frame
 
 
 def cancel_rows(what: str, took_ms: list[float], bound_ms: float) -> list[Row]:
@@ -469,10 +480,9 @@ async def end_of(socket: ClientConnection, asked: Asked) -> dict[str, Any]:
 async def _last_before_pong(socket: ClientConnection, asked: Asked) -> str:
     """The type of the last frame of an exchange before the answer to a ping; empty where there is none."""
     last = ""
-    async with asyncio.timeout(HANGS_S):
-        while (frame := await hear(socket))["type"] != "pong":
-            if frame.get("exchange_id") == asked.exchange_id:
-                last = frame["type"]
+    async for frame in _until_pong(socket):
+        if frame.get("exchange_id") == asked.exchange_id:
+            last = frame["type"]
     return last
 
 

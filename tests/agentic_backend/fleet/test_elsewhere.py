@@ -364,6 +364,20 @@ async def test_a_stop_that_the_bus_has_lost_is_told_again(join: Join) -> None:
     await until(lambda: running.cancel_requested)
 
 
+@pytest.mark.parametrize("asked", ["one", "other"])
+async def test_a_stop_of_a_turn_that_is_between_two_runs_is_told_until_it_runs(pair: Pair, asked: str) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    await one.instance.begin(session, "x1")
+    one.instance.turns.here.clear()
+    for _ in range(2):
+        assert await (one if asked == "one" else other).elsewhere.stop("x1", USER)
+    if asked == "other":
+        await until(lambda: one.instance.membership.notified == 4)  # two in vain, and two more
+    running = one.instance.turns.begin(session, "x1")
+    await until(lambda: running.cancel_requested)
+
+
 @pytest.mark.parametrize("taker", ["one", "other"])
 async def test_a_stop_of_a_turn_that_moves_reaches_it_where_it_goes_on(
     pair: Pair, database: Database, taker: str
@@ -472,9 +486,21 @@ async def test_a_stop_where_it_runs_needs_no_message(pair: Pair) -> None:
     running = await one.begin(session, "x1")
     assert await one.elsewhere.stop("x1", USER)
     assert running.cancel_requested
-    one.instance.turns.here.clear()
-    assert not await one.elsewhere.stop("x1", USER)
     assert "notify" not in one.instance.queries.ran
+
+
+async def test_what_has_ended_and_waits_for_postgres_cannot_be_stopped(join: Join) -> None:
+    one = await join("one")
+    persistence = one.instance.persistence
+    session = await new_session(persistence)
+    lease = await one.instance.acquire(session)
+    await one.instance.begin(session, "x1")
+    one.instance.turns.here.clear()
+    appending = asyncio.create_task(persistence.log.append(under(lease, turn(session, "x1"))))
+    await asyncio.sleep(0)  # nothing is written: its persistence has not begun
+    assert not await one.elsewhere.stop("x1", USER)
+    persistence.start()
+    await appending
 
 
 async def test_a_mirror_that_is_stopped_stops_the_turn_wherever_it_is_found(pair: Pair) -> None:

@@ -222,6 +222,22 @@ async def test_a_slow_redis_is_still_the_bus(join, server):
     assert one.postgres.sent == []
 
 
+async def test_what_goes_out_by_a_connection_that_was_reset_while_it_was_idle_goes_by_postgres(
+    join, server, tasks, caplog
+):
+    async with proxied(server) as proxy:
+        one = join("one", there=1, port=proxy.port)
+        await one.up()
+        await asyncio.gather(*(one.bus.send(to()) for _ in range(4)))
+        await one.until(lambda: len(one.heard) == 4)
+        await proxy.command("reset")
+        await one.until(lambda: one.deaf == 3)  # up, away, and up again
+        await asyncio.gather(*(one.bus.send(to()) for _ in range(8)))
+        await one.until(lambda: len(one.heard) + len(one.postgres.sent) == 4 + 8)
+    assert one.postgres.sent != []
+    assert not tasks.failures
+
+
 async def test_a_redis_that_takes_no_more_clients_is_away_for_those_alone(pair, join, server, caplog):
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as console:  # there will be no other
         console.sendall(b"config set maxclients 1\r\n")
