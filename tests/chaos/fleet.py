@@ -61,6 +61,7 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
             struck = []
             for number in range(kills):
                 due = perf_counter() + (17.0 if size.short else 30.0)
+                await crowd.recovered()
                 await asyncio.sleep(draw.uniform(0.5, 2.0))
                 # Its clients have left one that was killed, and may be back in a while or not.
                 place = draw.choice(await crowd.busy_places())

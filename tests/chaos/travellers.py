@@ -170,6 +170,16 @@ class Travellers:
         journeys = (seat.journey for seat in self._seats)
         return [one for one in journeys if one is not None and one.place == place and not one.restarts]
 
+    async def recovered(self) -> None:
+        """Wait until every turn has ended that was hit or has moved: no turn is promised to outlive two instances.
+        Raises TimeoutError."""
+
+        def moved() -> bool:
+            journeys = (seat.journey for seat in self._seats)
+            return any(one is not None and bool(one.struck_at or one.restarts) for one in journeys)
+
+        await until(lambda: not moved())
+
     async def answered(self, count: int) -> None:
         """Wait until `count` more questions have been answered. Raises TimeoutError."""
         target = self.ledger.told_count + count
