@@ -326,10 +326,14 @@ class Scene:
             if end["type"] == "final":
                 self.ledger.told(turn.asked, end)
             await socket.send('{"type":"ping"}')
-            if (await _last_before_pong(socket, turn.asked)) != "":
+            if later := await _last_before_pong(socket, turn.asked):
+                print(f"{turn.asked.exchange_id} said {later} after its end {end}", flush=True)
                 return False
             await socket.close()
-        return [end["type"] for end in ends] == [kind] * 2 and ends[0]["messages"] == ends[1]["messages"]
+        alike = [end["type"] for end in ends] == [kind] * 2 and ends[0]["messages"] == ends[1]["messages"]
+        if not alike:
+            print(f"{turn.asked.exchange_id} is to end in {kind}: {ends}", flush=True)
+        return alike
 
     async def ask_again(self, turn: _Followed, agent: str) -> bool:
         """Whether the same ask, at the other instance, ends in `final`."""

@@ -89,9 +89,11 @@ async def create_session(
     as it may."""
     url = f"{address.url}/chatbot/session"
     body = {"agent_id": agent, "title": "Under faults"}
+    # Where all stands still for some seconds, the service closes an idle connection as the next POST is written to it.
+    headers = {**address.headers, "Connection": "close"}
     async with asyncio.timeout(HANGS_S):
         while True:
-            async with http.post(url, json=body, headers=address.headers) as response:
+            async with http.post(url, json=body, headers=headers) as response:
                 if not patient or response.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     response.raise_for_status()
                     return str((await response.json())["id"])
