@@ -33,7 +33,7 @@ _RESTLESS = 0.4
 """So many leave in the middle of an answer: turns are followed at other instances all the time."""
 _LOOKS_S = 3 * HEARTBEAT_S + 2 * CONNECT_S + 2.0
 """A peer is silent for three heartbeats, then does not answer a connect, twice; then history tells of the turn."""
-_CALLS_LATE = "mock;tool=add;ttft=10000"
+_CALLS_LATE = "mock;tool=add;ttft=14000"
 """A model that calls a tool once its instance has let go of the turn (`FleetRules.renew_s`), and is taken for dead."""
 _OUT_S = 16
 """Longer than `FleetRules.dead_s`, and than the wait for the locks of a transaction that nobody ends."""
