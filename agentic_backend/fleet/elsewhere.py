@@ -29,7 +29,7 @@ from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Session
 from agentic_backend.session.store import TurnStore
 from agentic_backend.session.stream import Ask, Turn, TurnEvent
-from agentic_backend.spool.pending import Pending
+from agentic_backend.spool.pending import Key, Pending
 from backend_kit.aio import TaskRegistry
 from backend_kit.aio.retry import Backoff
 from backend_kit.db.pool import AnyRow
@@ -158,8 +158,8 @@ class FleetTurns:
         if holder.holder == self._me:
             if self._stop_here(exchange_id, user_id):
                 return True
-            if any(op.exchange_id == exchange_id for op in self._pending.turns((holder.session_id, user_id))):
-                return False  # it has ended, and waits for Postgres
+            if self._waits_for_postgres((holder.session_id, user_id), exchange_id):
+                return False  # it has ended
         cancel = Message("cancel", holder.session_id, user_id, exchange_id, to=holder.holder, sender=self._me)
         if holder.holder != self._me:
             await self._bus.send(cancel)
@@ -274,9 +274,8 @@ class FleetTurns:
             if turn.ended:
                 return True
             # It has all of that: its run is one that a person let continue.
-        key = (ask.session_id, ask.user_id)
-        if any(op.exchange_id == ask.exchange_id for op in self._pending.turns(key)):
-            raise StorageFull(retry_after_s=1.0)  # it has ended, and waits for Postgres
+        if self._waits_for_postgres((ask.session_id, ask.user_id), ask.exchange_id):
+            raise StorageFull(retry_after_s=1.0)  # it has ended
         if not is_open:
             return False
         await self._takeover.retake(ask.session_id, ask.user_id, ask.exchange_id)
@@ -289,6 +288,10 @@ class FleetTurns:
     async def _look_up(self, op: str, statement: TextClause, asked: Mapping[str, object]) -> AnyRow | None:
         rows = await self._queries.fetch(op, statement, {**asked, "dead_s": self._membership.rules.dead_s})
         return rows[0] if rows else None
+
+    def _waits_for_postgres(self, key: Key, exchange_id: str) -> bool:
+        """Whether the end of a turn of this session does, here."""
+        return any(op.exchange_id == exchange_id for op in self._pending.turns(key))
 
     def _stop_here(self, exchange_id: str, user_id: str) -> bool:
         """Whether it runs here."""
