@@ -26,7 +26,7 @@ COPIED = ("agentic_backend", "backend_kit", "deploy", "turnwise", "ws_bench", "d
 _AT_ONCE = (os.cpu_count() or 1) + 1
 """One more than there are cores: each waits a part of its time for the servers that it starts."""
 _OPTIONS = (
-    *("-q", "--tb=no", "-rf"),
+    *("-q", "--tb=short", "-rfE"),
     # One that hangs is caught all the same, and sooner than a test that shares the machine with others may take.
     *("-o", "test_limit_s=120", "-o", "hang_grace_s=5"),
     *("-p", "no:cacheprovider"),
@@ -56,10 +56,12 @@ def main(words: Sequence[str]) -> int:
             places = (Path(place, str(number)) for number in range(len(chosen)))
             verdicts = list(pool.map(verdict, itertools.repeat(whole), places, chosen))
         _FORKS.stop()
-        if without.result() != set():
-            print(f"not even without a mutant: {without.result() or 'the tests did not run'}")
+        failed, said = without.result()
+        if failed != set():
+            print(f"{said}\nnot even without a mutant: {failed or 'the tests did not run'}")
             return 1
-    for mutant, words_of in zip(chosen, verdicts, strict=True):
+    # Those that nothing caught come last: of a long run somebody may see the end alone.
+    for mutant, words_of in sorted(zip(chosen, verdicts, strict=True), key=lambda one: bool(one[1])):
         print(f"{words_of or 'caught'}: {mutant.name}")
     alive = sum(bool(words_of) for words_of in verdicts)
     print(f"{len(chosen) - alive} of {len(chosen)} mutants caught in {time.monotonic() - began:.0f} s")
@@ -73,11 +75,11 @@ def verdict(whole: Path, place: Path, mutant: Mutant) -> str:
         plant(mutant, tree)
     except StaleMutant as error:
         return f"STALE ({error})"
-    failed = failed_tests(tree, [mutant.test])
+    failed, said = failed_tests(tree, [mutant.test])
     shutil.rmtree(tree)
-    if failed is None:
-        return "BROKEN (the test did not run to its end)"
-    return "" if failed == {mutant.test} else "SURVIVED"
+    if failed == {mutant.test}:
+        return ""
+    return f"{said}\n{'BROKEN (the test did not run to its end)' if failed is None else 'SURVIVED'}"
 
 
 def plant(mutant: Mutant, tree: Path) -> None:
@@ -104,8 +106,8 @@ def copy_of_tree(root: Path, place: Path, copy: Callable[[str, str], object] = s
     return place
 
 
-def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
-    """Which of the tests fail in the tree, None where they could not be run."""
+def failed_tests(tree: Path, tests: list[str]) -> "tuple[set[str] | None, str]":
+    """Which of the tests fail in the tree, None where they could not be run; and the end of what pytest said."""
     # Runs that share pytest's own directory remove each other's old ones when they end, and one may fail at that.
     temporary = f"--basetemp={tree.with_name(f'{tree.name}-tmp')}"
     run = _FORKS.start("pytest", [*_OPTIONS, temporary, *tests], os.environ, tree)
@@ -115,9 +117,8 @@ def failed_tests(tree: Path, tests: list[str]) -> "set[str] | None":
     failed = set(re.findall(r"^FAILED (\S+)", said, re.MULTILINE))
     # Neither passed nor failed: an error before the test, or the end of the process.
     if code not in (0, 1) or (code == 1 and not failed):
-        print(said[-4000:])
-        return None
-    return failed
+        return None, said[-4000:]
+    return failed, said[-4000:]
 
 
 if __name__ == "__main__":

@@ -1,36 +1,67 @@
 """Free loopback ports."""
 
 import errno
+import fcntl
 import os
 import secrets
 import socket
+import tempfile
 from collections import deque
 from functools import cache
 from pathlib import Path
 
 _LOWEST = 20_000
-_SHARES = 17
-"""The ports are divided by this many: one share for each worker of a run, the first for a run without any."""
+_LEAST = 2_000
+"""How many there are at least, wherever the kernel's own begin."""
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Ports:
-    """Gives the ports of a range that nobody listens on."""
+    """Gives the ports of a range that nobody listens on, and none that was given lately: its server may not listen
+    yet. `file` tells processes of the same user from each other, as many of them give ports at once as there are
+    workers, runs and stages: in it, a port is given who has the byte of its number locked."""
 
-    def __init__(self, lowest: int, count: int) -> None:
+    def __init__(self, lowest: int, count: int, file: Path) -> None:
         self._lowest = lowest
         self._count = count
-        self._given: deque[int] = deque(maxlen=count // 3)
-        """What was given lately: its server may not listen yet."""
+        # Never closed while this gives ports: the process's locks on the file would go with it.
+        self._locks = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._given: deque[int] = deque()
+        self._most_given = count // 3
 
     def block(self, size: int) -> int:
         """The first of `size` ports in a row that were free a moment ago and are nobody's yet."""
         while True:
             first = self._lowest + secrets.randbelow(self._count - size + 1)
             block = range(first, first + size)
-            if all(port not in self._given and _is_free(port) for port in block):
+            taken: list[int] = []
+            while len(taken) < size and self._take(block[len(taken)]):
+                taken.append(block[len(taken)])
+            if len(taken) == size:
                 self._given.extend(block)
+                while len(self._given) > self._most_given:
+                    self._give_back(self._given.popleft())
                 return first
+            for port in taken:
+                self._give_back(port)
+
+    def _take(self, port: int) -> bool:
+        """Whether the port is this process's to give now."""
+        if port in self._given:  # a process may lock twice what it has locked
+            return False
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EAGAIN}:
+                raise
+            return False
+        if _is_free(port):
+            return True
+        self._give_back(port)
+        return False
+
+    def _give_back(self, port: int) -> None:
+        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, port)
 
 
 def free_port() -> int:
@@ -44,19 +75,14 @@ def free_port() -> int:
 
 def free_block(size: int) -> int:
     """The first of `size` ports in a row, each as `free_port` gives it."""
-    return _ports_of(os.environ.get("PYTEST_XDIST_WORKER", "")).block(size)
+    return _ports().block(size)
 
 
 @cache
-def _ports_of(worker: str) -> Ports:
+def _ports() -> Ports:
     lowest_of_the_kernel = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
-    share = max(lowest_of_the_kernel - _LOWEST, 100 * _SHARES) // _SHARES
-    return Ports(_LOWEST + share * share_of(worker), share)
-
-
-def share_of(worker: str) -> int:
-    """Which part of the ports is a worker's, by its name (`gw0`, …): no two of a run give the same port."""
-    return 1 + int(worker.removeprefix("gw")) % (_SHARES - 1) if worker else 0
+    count = max(lowest_of_the_kernel - _LOWEST, _LEAST)
+    return Ports(_LOWEST, count, Path(tempfile.gettempdir(), f"turnwise-test-ports-{os.getuid()}"))
 
 
 def _is_free(port: int) -> bool:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import Ports, free_port, share_of
 from tests.support.workers import LONG_FIRST, SHARED, FileScheduling, by_length, scope_of, worker_count
 
 
@@ -69,26 +68,3 @@ def test_a_test_that_ends_its_worker_is_not_run_again_but_the_rest_of_its_file_i
     scheduling.add_node_collection(third, tests)  # type: ignore[arg-type]
     scheduling.schedule()
     assert third.sent == [2, 3]
-
-
-@pytest.mark.servers
-def test_workers_of_a_run_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = [share_of(name) for name in ["", *(f"gw{n}" for n in range(16))]]
-    assert len(set(shares)) == 17
-    ports: dict[str, set[int]] = {}
-    for name in ("", "gw0", "gw15"):
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", name)
-        ports[name] = {free_port() for _ in range(50)}
-    assert max(ports[""]) < min(ports["gw0"])
-    assert max(ports["gw0"]) < min(ports["gw15"])
-    assert min(ports[""]) >= 20_000
-
-
-@pytest.mark.servers
-def test_a_port_is_given_once_also_within_a_block() -> None:
-    ports = Ports(20_000, 60)
-    given = [ports.block(1) for _ in range(8)]
-    given += [port for first in (ports.block(6), ports.block(6)) for port in range(first, first + 6)]
-    assert len(set(given)) == 20
-    assert min(given) >= 20_000
-    assert max(given) < 20_060
