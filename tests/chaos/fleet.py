@@ -83,7 +83,8 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
 
 async def rolling(deployment: Deployment, size: Size) -> list[Row]:
     """A deploy: 60 clients, 3 instances, each ended in order and started again, one after the other. An answer takes
-    longer than a drain."""
+    longer than a drain, and each instance has just begun one when it is told to end: of clients that were all answered
+    in the same moment, none may be waiting for so much."""
     rounds, clients = size.pick(1, 5), 60
     draw = deployment.draw("rolling")
     ledger, took_s, codes = Ledger(), [], []
@@ -91,7 +92,8 @@ async def rolling(deployment: Deployment, size: Size) -> list[Row]:
         sessions = [await create_session(http, services[0].address) for _ in range(clients)]
         async with travellers([service.address for service in services], ledger, draw, sessions, pause_s=1.0) as crowd:
             await crowd.answered(clients)
-            for service in [*services] * rounds:
+            for place, service in [*enumerate(services)] * rounds:
+                await crowd.asked_at(place)
                 begun = perf_counter()
                 service.send(signal.SIGTERM)
                 codes.append(await service.ended())

@@ -105,6 +105,7 @@ async def cuts(deployment: Deployment, size: Size) -> list[Row]:
         async with travellers(addresses, ledger, draw, sessions, **habits) as crowd:
             await crowd.answered(clients)
             for number, (place, cut) in enumerate(struck):
+                await crowd.asked_at(number % len(paths))
                 begun.append(perf_counter())
                 await _strike(place, cut, paths[number % len(paths)])
                 await crowd.answered(clients)

@@ -1,5 +1,6 @@
 """What a client of a fleet finds odd in what it hears of an exchange, and what it does not."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_a_silence_lasts_from_one_event_to_the_next_whatever_the_client_did_mean
 )
 def test_what_is_odd_is_found(journey: Journey, ends: int, disorder: int, differs: bool) -> None:
     assert (journey.ends, journey.disorder, journey.differs) == (ends, disorder, differs)
+
+
+async def test_a_question_is_waited_for_that_an_instance_accepts_from_now_on() -> None:
+    travellers = Travellers([Address(1), Address(2)], Ledger(), random.Random(1), pause_s=0.0)  # noqa: S311 - no secret
+    asked = [
+        Journey(Asked(f"e{number}", "s", "Question?"), place=place) for number, place in enumerate((1, None, None))
+    ]
+    travellers.journeys += asked
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(travellers.asked_at(1))
+        for journey, place in ((asked[1], 0), (asked[2], 1)):
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            journey.place = place
 
 
 def test_a_takeover_lasts_from_the_kill_to_the_first_word_of_the_new_run() -> None:

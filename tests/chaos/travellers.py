@@ -165,6 +165,16 @@ class Travellers:
         await until(lambda: any(self._first_runs(place) for place in places))
         return [place for place in places if self._first_runs(place)]
 
+    async def asked_at(self, place: int) -> None:
+        """Wait until an instance accepts one more question: the whole of its answer is still to come. Raises
+        TimeoutError."""
+
+        def accepted() -> int:
+            return sum(journey.place == place for journey in self.journeys)
+
+        before = accepted()
+        await until(lambda: accepted() > before)
+
     def _first_runs(self, place: int) -> list[Journey]:
         """Of the turns that an instance runs, those that have not moved before."""
         journeys = (seat.journey for seat in self._seats)
