@@ -83,8 +83,8 @@ async def deaths(deployment: Deployment, size: Size, by: str = "", **sections: A
 
 async def rolling(deployment: Deployment, size: Size) -> list[Row]:
     """A deploy: 60 clients, 3 instances, each ended in order and started again, one after the other. An answer takes
-    longer than a drain, and each instance has just begun one when it is told to end: of clients that were all answered
-    in the same moment, none may be waiting for so much."""
+    longer than a drain, and each instance has just begun one when it is told to end: where all clients were answered in
+    the same moment, nothing that it runs might outlast its drain."""
     rounds, clients = size.pick(1, 5), 60
     draw = deployment.draw("rolling")
     ledger, took_s, codes = Ledger(), [], []

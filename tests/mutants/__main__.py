@@ -115,10 +115,11 @@ def failed_tests(tree: Path, tests: list[str]) -> "tuple[set[str] | None, str]":
         said = stream.read()
     code = run.wait(HANGS_S)
     failed = set(re.findall(r"^FAILED (\S+)", said, re.MULTILINE))
-    # What has been told to fail has failed, however the process ended after that. Without that it has neither passed
-    # nor failed: an error before the test, or the end of the process.
-    told = failed if failed or code == 0 else None
-    return told, f"{said[-4000:]}\nexit code {code}"
+    # Neither passed nor failed: an error before the test, or the end of the process.
+    told = f"{said[-4000:]}\nexit code {code}"
+    if code not in (0, 1) or (code == 1 and not failed):
+        return None, told
+    return failed, told
 
 
 if __name__ == "__main__":

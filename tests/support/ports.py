@@ -13,6 +13,10 @@ from pathlib import Path
 _LOWEST = 20_000
 _LEAST = 2_000
 """How many there are at least, wherever the kernel's own begin."""
+_SHARES = 16
+"""So many processes may each hold what they were given lately, and leave some to others: workers, and stages of a run
+beside them."""
+_TRIES = 10_000
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -27,11 +31,12 @@ class Ports:
         # Never closed while this gives ports: the process's locks on the file would go with it.
         self._locks = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._given: deque[int] = deque()
-        self._most_given = count // 3
+        self._most_given = count // _SHARES
 
     def block(self, size: int) -> int:
-        """The first of `size` ports in a row that were free a moment ago and are nobody's yet."""
-        while True:
+        """The first of `size` ports in a row that were free a moment ago and are nobody's yet. Raises RuntimeError
+        where there are none."""
+        for _ in range(_TRIES):
             first = self._lowest + secrets.randbelow(self._count - size + 1)
             block = range(first, first + size)
             taken: list[int] = []
@@ -44,6 +49,7 @@ class Ports:
                 return first
             for port in taken:
                 self._give_back(port)
+        raise RuntimeError(f"no {size} free ports in a row among {self._count} from {self._lowest} on")
 
     def _take(self, port: int) -> bool:
         """Whether the port is this process's to give now."""
