@@ -115,8 +115,8 @@ def failed_tests(tree: Path, tests: list[str]) -> "tuple[set[str] | None, str]":
         said = stream.read()
     code = run.wait(HANGS_S)
     failed = set(re.findall(r"^FAILED (\S+)", said, re.MULTILINE))
-    # Neither passed nor failed: an error before the test, or the end of the process.
     told = f"{said[-4000:]}\nexit code {code}"
+    # Neither passed nor failed: an error before the test, or the end of the process.
     if code not in (0, 1) or (code == 1 and not failed):
         return None, told
     return failed, told
