@@ -16,6 +16,7 @@ from xdist import is_xdist_worker
 from xdist.workermanage import WorkerController
 
 from tests.support.balancers import KINDS
+from tests.support.debian_postgres import debian_postgres
 from tests.support.fork_server import FORKS
 from tests.support.hangs import GRACE_S, LIMIT_S, HangGuard, command_of, end_at_once
 from tests.support.keycloak import keycloak
@@ -30,6 +31,7 @@ from tests.support.workers import FileScheduling, by_length, worker_count
 
 __all__ = [
     "database",
+    "debian_postgres",
     "empty_database",
     "keycloak",
     "migrated",

@@ -55,7 +55,14 @@ class _NoMetrics:
     def db_statement(self, _pool: str, _name: str) -> "_NoMetrics":
         return self
 
+    @property
+    def statements(self) -> "_NoMetrics":
+        return self
+
     def observe(self, seconds: float) -> None:
+        """Nothing."""
+
+    def add(self, text: str, seconds: float, rows: int, waited_s: float) -> None:
         """Nothing."""
 
 

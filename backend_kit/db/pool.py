@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol
 import psycopg
 import sqlalchemy.dialects.postgresql  # noqa: F401 - the first engine would load it on the loop
 from psycopg.pq import TransactionStatus
-from sqlalchemy import URL, Executable, Row, event
+from sqlalchemy import URL, Row, TextClause, event
 from sqlalchemy.engine.interfaces import CacheStats, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from backend_kit.kpi import GaugedSeconds, Labelled, ServiceMetrics, current_ledger
+from backend_kit.kpi import GaugedSeconds, Labelled, ServiceMetrics, StatementCounts, current_ledger
 from backend_kit.settings import Postgres
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -61,6 +61,10 @@ class PoolMetrics(Protocol):
     @property
     def db_statement(self) -> Labelled[GaugedSeconds]:
         """One statement or commit, by pool and name."""
+
+    @property
+    def statements(self) -> StatementCounts:
+        """The same by text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,13 @@ class _Totals:
     statement_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Answer:
+    """What came back for one statement."""
+
+    rows: int = 0
+
+
 class TimedConnection:
     """One connection of a pool. Each statement and each commit is timed separately."""
 
@@ -128,26 +139,31 @@ class TimedConnection:
         self,
         connection: AsyncConnection,
         timing: "_Timing",
+        waited_s: float,
         answer_s: float,
         on_silence: Callable[[], Awaitable[None]],
     ) -> None:
-        """`answer_s` is the longest that anything waits for an answer; `on_silence` is called where none came."""
+        """`waited_s` were waited for it, which counts for its first statement. `answer_s` is the longest that anything
+        waits for an answer; `on_silence` is called where none came."""
         self._connection = connection
         self._timing = timing
+        self._waited_s = waited_s
         self._answer_s = answer_s
         self._on_silence = on_silence
 
     async def execute(
-        self, op: str, statement: Executable, parameters: Mapping[str, object] | None = None
+        self, op: str, statement: TextClause, parameters: Mapping[str, object] | None = None
     ) -> Sequence[AnyRow]:
         """Run a constant statement and return its rows. `op` names it in the metrics, from a small fixed set.
 
         Raises sqlalchemy's DBAPIError, and psycopg's QueryCanceled where the answer does not come: then a change may
         have been made, without being on a synchronous standby.
         """
-        async with self._answer(op):
+        async with self._answer(op, statement.text) as answer:
             result = await self._connection.execute(statement, parameters)
-        return result.all() if result.returns_rows else ()
+            rows = result.all() if result.returns_rows else ()
+            answer.rows = len(rows) if result.returns_rows else max(result.rowcount, 0)
+        return rows
 
     async def fetch(
         self, op: str, statement: DriverStatement, parameters: Mapping[str, object]
@@ -160,8 +176,9 @@ class TimedConnection:
         raw = await self._connection.get_raw_connection()
         driver: Any = raw.driver_connection
         try:
-            async with self._answer(op), psycopg.AsyncRawCursor(driver) as cursor:
+            async with self._answer(op, statement.named) as answer, psycopg.AsyncRawCursor(driver) as cursor:
                 await cursor.execute(statement.text, statement.values(parameters))
+                answer.rows = cursor.rowcount
                 return await cursor.fetchall()
         except psycopg.errors.QueryCanceled:
             raise
@@ -183,30 +200,34 @@ class TimedConnection:
         """
         raw = await self._connection.get_raw_connection()
         driver: Any = raw.driver_connection
-        async with self._answer(op), driver.cursor() as cursor, cursor.copy(statement) as copy:
-            for part in rows:
-                await copy.write(part)
+        async with self._answer(op, statement) as answer, driver.cursor() as cursor:
+            async with cursor.copy(statement) as copy:
+                for part in rows:
+                    await copy.write(part)
+            answer.rows = cursor.rowcount
 
     async def commit(self) -> None:
         """End the transaction; what was executed is durable when this returns (synchronous_commit is on).
 
         Raises as `execute`.
         """
-        async with self._answer("commit"):
+        async with self._answer("commit", "COMMIT"):
             await self._connection.commit()
 
     @asynccontextmanager
-    async def _answer(self, op: str) -> AsyncIterator[None]:
+    async def _answer(self, op: str, text: str) -> AsyncIterator[_Answer]:
         """Wait for the server in the block, timed, and not for ever."""
+        answer = _Answer()
+        waited_s, self._waited_s = self._waited_s, 0.0
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(self._answer_s):
-                yield
+                yield answer
         except TimeoutError:
             await self._on_silence()
             raise psycopg.errors.QueryCanceled(f"no answer within {self._answer_s} s") from None
         finally:
-            self._timing.statement(op, begun)
+            self._timing.statement(op, text, begun, rows=answer.rows, waited_s=waited_s)
 
 
 class _Timing:
@@ -218,21 +239,24 @@ class _Timing:
         self._metrics = metrics
         self._in_ledger = in_ledger
 
-    def statement(self, op: str, begun: float) -> None:
+    def statement(self, op: str, text: str, begun: float, *, rows: int, waited_s: float) -> None:
         now = time.perf_counter()
         self.totals.statements += 1
         self.totals.statement_s += now - begun
         self._metrics.db_statement(self._pool, op).observe(now - begun)
+        self._metrics.statements.add(text, now - begun, rows, waited_s)
         if self._in_ledger and (ledger := current_ledger()) is not None:
             ledger.add("db_statement", begun, now)
 
-    def wait(self, begun: float) -> None:
+    def wait(self, begun: float) -> float:
+        """The wait that began then, in seconds."""
         now = time.perf_counter()
         self.totals.waits += 1
         self.totals.waited_s += now - begun
         self._metrics.db_pool_wait(self._pool).observe(now - begun)
         if (ledger := current_ledger()) is not None:
             ledger.add("db_pool_wait", begun, now)
+        return now - begun
 
 
 class Pool:
@@ -278,10 +302,10 @@ class Pool:
                 await connection.start()
             finally:
                 self._waiting -= 1
-                self._timing.wait(begun)
+                waited_s = self._timing.wait(begun)
             # SQLAlchemy's own exit gives the connection back even when the task is cancelled in it.
             stack.push_async_exit(connection)
-            yield TimedConnection(connection, self._timing, self._answer_s, self._renew)
+            yield TimedConnection(connection, self._timing, waited_s, self._answer_s, self._renew)
 
     def stats(self) -> PoolStats:
         """The pool's figures now. Cheap; may be called from any thread."""

@@ -20,6 +20,7 @@ from backend_kit.kpi.activity import Activity
 from backend_kit.kpi.buckets import TURN
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
 from backend_kit.kpi.rollup import Rollup, Seen
+from backend_kit.kpi.statements import StatementCounts
 
 FIRST_PHASES: Final = (
     "session_read", "agent_init", "history_restore", "llm_invoke", "llm_invoke_title", "vector_search",
@@ -370,6 +371,7 @@ class Kpi:
         self.gauges: dict[str, Gauge] = {}
         self.counters: dict[str, Counter] = {}
         self.details: dict[str, Rollup] = {}
+        self.statements = StatementCounts()
         self.line_sources: list[Callable[[], Iterable[str]]] = []
         self.closing_lines: list[Callable[[], Iterable[str]]] = []
         self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)

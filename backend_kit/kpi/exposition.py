@@ -6,7 +6,7 @@ import socket
 import socketserver
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import isinf
 from threading import BoundedSemaphore
@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from backend_kit.aio import Vigil, WatchedThread
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.rollup import Seen
+from backend_kit.kpi.statements import StatementSeen
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MAX_SCRAPES: Final = 16
 _NO_DESCRIPTOR_S: Final = 0.1
 DISTRIBUTIONS_PATH: Final = "/distributions"
+STATEMENTS_PATH: Final = "/statements"
 
 
 class LegacyPhaseHistogram(Collector):
@@ -125,7 +127,8 @@ class MetricsPortTaken(OSError):
 
 class MetricsServer:
     """Serves a registry from separate threads, so that a scrape (6 ms for 50 label sets) never runs on the event loop
-    and an overloaded loop still shows its metrics. `/distributions` is finer than the registry's buckets."""
+    and an overloaded loop still shows its metrics. `/distributions` is finer than the registry's buckets; `/statements`
+    are those of the database, one by one."""
 
     def __init__(
         self,
@@ -133,13 +136,16 @@ class MetricsServer:
         address: str,
         port: int,
         distributions: Callable[[], Mapping[str, Seen]] = dict,
+        statements: Callable[[], Sequence[StatementSeen]] = list,
         *,
         vigil: Vigil | None = None,
     ) -> None:
-        """Port 0 takes a free one. `distributions` are what `Kpi.distributions` gives."""
+        """Port 0 takes a free one. `distributions` are what `Kpi.distributions` gives, `statements` what
+        `StatementCounts.seen` does."""
         self._vigil = vigil or Vigil()
         self._thread: WatchedThread | None = None
-        self._app = _with_distributions(make_wsgi_app(registry), distributions)
+        pages = {DISTRIBUTIONS_PATH: distributions, STATEMENTS_PATH: statements}
+        self._app = _with_pages(make_wsgi_app(registry), pages)
         self._address = address
         self._port = port
         self._server: _Server | None = None
@@ -173,16 +179,16 @@ class MetricsServer:
         return self._server.server_port if self._server is not None else None
 
 
-def _with_distributions(
-    metrics: "WSGIApplication", distributions: Callable[[], Mapping[str, Seen]]
-) -> "WSGIApplication":
-    """The metrics, and the distributions as JSON: a changed `started` (Unix time) shows that the process restarted."""
+def _with_pages(metrics: "WSGIApplication", pages: Mapping[str, Callable[[], object]]) -> "WSGIApplication":
+    """The metrics, and pages of JSON by path: a changed `started` (Unix time) shows that the process restarted."""
     started = time.time()
 
     def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != DISTRIBUTIONS_PATH:
+        path = environ.get("PATH_INFO", "")
+        page = pages.get(path)
+        if page is None:
             return metrics(environ, start_response)
-        body = json.dumps({"unit": "ms", "started": started, "distributions": distributions()}).encode()
+        body = json.dumps({"unit": "ms", "started": started, path.removeprefix("/"): page()}).encode()
         start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
         return [body]
 

@@ -61,6 +61,7 @@ class ServiceMetrics:
     def __init__(self, registry: CollectorRegistry, kpi: Kpi) -> None:
         self._registry = registry
         self._kpi = kpi
+        self.statements = kpi.statements
         self._pools()
         self._audit()
 

@@ -60,7 +60,14 @@ class KpiRuntime:
         self.loop = LoopMonitor(kpi, notice=self.summary.notice)
         kpi.add_lines(self.loop.culprits.lines)
         self._server = (
-            MetricsServer(registry, options.metrics_address, options.metrics_port, kpi.distributions, vigil=kpi.vigil)
+            MetricsServer(
+                registry,
+                options.metrics_address,
+                options.metrics_port,
+                kpi.distributions,
+                kpi.statements.seen,
+                vigil=kpi.vigil,
+            )
             if options.metrics_enabled
             else None
         )
