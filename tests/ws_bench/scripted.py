@@ -47,6 +47,8 @@ class ScriptedService:
     """What the history of each session holds."""
     metrics: Callable[[], str] | None = None
     distributions: Callable[[], dict[str, Any]] | None = None
+    statements: Callable[[], list[Any]] | None = None
+    """What it counted of its statements; None: it has no such page."""
     verdict: dict[str, Any] | int | None = None
     """What it says of who bounds it, or the status with which it refuses to; None: it has no such route."""
     served_ms: list[float] = field(default_factory=list)
@@ -137,6 +139,7 @@ async def scripted_service(
             web.get("/agentic/v1/kpi/verdict", functools.partial(_verdict, state)),
             web.get("/metrics", functools.partial(_metrics, state)),
             web.get("/distributions", functools.partial(_distributions, state)),
+            web.get("/statements", functools.partial(_statements, state)),
         ]
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -179,6 +182,12 @@ async def _verdict(state: ScriptedService, request: web.Request) -> web.Response
 
 async def _metrics(state: ScriptedService, _: web.Request) -> web.Response:
     return web.Response(status=404) if state.metrics is None else web.Response(text=state.metrics())
+
+
+async def _statements(state: ScriptedService, _: web.Request) -> web.Response:
+    if state.statements is None:
+        return web.Response(status=404)
+    return web.json_response({"unit": "ms", "started": 1.0, "statements": state.statements()})
 
 
 async def _distributions(state: ScriptedService, _: web.Request) -> web.Response:

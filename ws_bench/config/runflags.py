@@ -99,7 +99,12 @@ def _misbehaviour_flags(flags: Flags) -> None:
 def _watch_flags(flags: Flags) -> None:
     flags.value("server-metrics", (), _urls, "the services' /metrics, comma between, read over the steady window")
     flags.value("server-interval", 1.0, parse_duration, "time between two reads of them")
-    flags.value("postgres", "", str.strip, "DSN: reset and print pg_stat_statements over the steady window")
+    flags.value(
+        "postgres",
+        "",
+        str.strip,
+        "DSN: print the statements of the steady window, by pg_stat_statements or the services",
+    )
     flags.value("watch-pid", (), parse_pids, "processes whose memory, CPU, files and sockets are recorded")
     flags.many("threshold", parse_gate, "gate such as turn_latency:p95<4000ms: exit 1 where it does not hold")
     flags.switch("abort-on-fail", "end the run as soon as a threshold does not hold")

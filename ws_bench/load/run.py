@@ -50,7 +50,8 @@ async def run_load(config: RunConfig, argv: Sequence[str]) -> Recording:
     with StopSignals(interrupt):
         async with AsyncExitStack() as stack:
             sessions = await stack.enter_async_context(SessionApi(config))
-            postgres = await stack.enter_async_context(PostgresMonitor(config.observe.postgres))
+            observe = config.observe
+            postgres = await stack.enter_async_context(PostgresMonitor(observe.postgres, observe.metrics_urls))
             return await _Run(config, argv, interrupt, sessions, postgres).execute()
 
 

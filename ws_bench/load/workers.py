@@ -45,7 +45,8 @@ async def run_workers(config: RunConfig, argv: Sequence[str]) -> Recording:
     interrupt = Interrupt(config.grace_s)
     with StopSignals(interrupt), tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
         async with AsyncExitStack() as stack:
-            postgres = await stack.enter_async_context(PostgresMonitor(config.observe.postgres))
+            observe = config.observe
+            postgres = await stack.enter_async_context(PostgresMonitor(observe.postgres, observe.metrics_urls))
             return await _WorkerProcesses(config, argv, interrupt, postgres, Path(directory)).execute()
 
 

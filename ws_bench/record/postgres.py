@@ -1,12 +1,13 @@
-"""Postgres' own figures over the steady window, to compare with the service's view of it."""
+"""The statements of the steady window: as Postgres counted them, or where it does not, as the services did."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ws_bench.errors import PreparationFailed, UsageError
+from ws_bench.record.counted import NotCounted, StatementsRead, grown, read_all
 from ws_bench.record.dialects import clock
 from ws_bench.record.results import Spread, spread
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 _CANARY_INTERVAL_S = 0.25
 _CONNECT_TIMEOUT_S = 5
 _TOP = 12
+_SHOWN = 200
+SERVER = "pg_stat_statements"
+SERVICES = "the services' own counts"
 _STATEMENTS = """
 SELECT regexp_replace(left(s.query, 200), '\\s+', ' ', 'g'), s.calls, s.total_exec_time, s.mean_exec_time,
        s.max_exec_time, s.rows
@@ -27,23 +31,28 @@ ORDER BY s.total_exec_time DESC LIMIT %s
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement as Postgres counts it: execution times inside the server, in milliseconds."""
+    """One statement, times in milliseconds. Counted by Postgres they are those of its execution inside the server;
+    counted by the services, from its dispatch to its answer, without a greatest one, and with the waits for a
+    connection."""
 
     query: str
     calls: int
     total_ms: float
     mean_ms: float
-    max_ms: float
+    max_ms: float | None
     rows: int
+    wait_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresView:
-    """The database over the window: statements, or the reason for none (`without`) and a canary's round trips."""
+    """The database over the window: statements and who counted them (`source`). `without` says why Postgres did not,
+    and where nobody did, there are a canary's round trips."""
 
     statements: list[Statement] = field(default_factory=list)
     without: str = ""
     canary: Spread | None = None
+    source: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For a result file."""
@@ -53,18 +62,27 @@ class PostgresView:
     def from_json(cls, given: Mapping[str, Any]) -> "PostgresView":
         """What `as_json` wrote."""
         canary = given["canary"]
-        return cls([Statement(**one) for one in given["statements"]], given["without"], canary and Spread(**canary))
+        return cls(
+            [Statement(**one) for one in given["statements"]],
+            given["without"],
+            canary and Spread(**canary),
+            given.get("source", SERVER),  # results of before had one source
+        )
 
 
 class PostgresMonitor:
     """A connection of the generator's own. Enter it before the run; raises `UsageError` or `PreparationFailed` then.
 
-    Between `begin_window` and `end_window` it does nothing; where the extension pg_stat_statements is missing it sends
-    one `SELECT 1` four times a second, whose round trip is network, server and this loop together.
+    Between `begin_window` and `end_window` it does nothing. Where the extension pg_stat_statements is missing it reads
+    at both what the services count themselves; where they do not, it sends one `SELECT 1` four times a second, whose
+    round trip is network, server and this loop together.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, metrics_urls: Sequence[str] = ()) -> None:
+        """`metrics_urls` are those of every process of the services."""
         self._dsn = dsn
+        self._metrics_urls = metrics_urls
+        self._counted: list[StatementsRead] | None = None
         self._stack = AsyncExitStack()
         self._connection: AsyncConnection[Any] | None = None
         self._without = ""
@@ -104,6 +122,8 @@ class PostgresMonitor:
         if not self._without:
             with self._losses():
                 await self._connection.execute("SELECT pg_stat_statements_reset()")
+        else:
+            self._counted = await self._read_services()
         self._begun.set()
 
     async def run_canary(self) -> None:
@@ -111,6 +131,8 @@ class PostgresMonitor:
         if self._connection is None or not self._without:
             return
         await self._begun.wait()
+        if self._counted is not None:
+            return
         with self._losses():
             while not self._ended:
                 begin = clock()
@@ -132,11 +154,44 @@ class PostgresMonitor:
             with self._losses():
                 rows = await (await self._connection.execute(_STATEMENTS, (_TOP,))).fetchall()
         if self._without:
-            self.view = PostgresView([], self._without, spread(self._canary))
+            self.view = await self._services_view() or PostgresView([], self._without, spread(self._canary))
             return
         self.view = PostgresView(
-            [Statement(q, int(n), float(total), float(mean), float(top), int(r)) for q, n, total, mean, top, r in rows]
+            [Statement(q, int(n), float(total), float(mean), float(top), int(r)) for q, n, total, mean, top, r in rows],
+            source=SERVER,
         )
+
+    async def _services_view(self) -> PostgresView | None:
+        """What the services counted since the window began; None where they did not."""
+        if self._counted is None or (now := await self._read_services()) is None:
+            return None
+        found = sorted(grown(self._counted, now).items(), key=lambda one: -one[1].total_ms)
+        statements = [
+            Statement(
+                query=query[:_SHOWN],
+                calls=one.calls,
+                total_ms=one.total_ms,
+                mean_ms=one.total_ms / one.calls,
+                max_ms=None,
+                rows=one.rows,
+                wait_ms=one.wait_ms,
+            )
+            for query, one in found[:_TOP]
+        ]
+        return PostgresView(statements, self._without, source=SERVICES)
+
+    async def _read_services(self) -> list[StatementsRead] | None:
+        """What each process has counted so far. Without all of them there is none: a part would mislead."""
+        if not self._metrics_urls:
+            reason = "-server-metrics would tell what the services count themselves"
+        else:
+            try:
+                return await read_all(self._metrics_urls)
+            except NotCounted as failure:
+                reason = str(failure)
+        if reason not in self._without:
+            self._without += f"; {reason}"
+        return None
 
     @contextmanager
     def _losses(self) -> Iterator[None]:

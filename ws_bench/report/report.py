@@ -13,6 +13,7 @@ from ws_bench.config.flags import RunConfig
 from ws_bench.config.golang import figure, format_bool, format_duration
 from ws_bench.errors import BenchError
 from ws_bench.record.estimates import Interval, intervals_of
+from ws_bench.record.postgres import SERVER
 from ws_bench.record.recording import SCHEMA, SCHEMA_VERSION
 from ws_bench.record.results import Spread
 from ws_bench.record.summary import RunReport, WindowFigures
@@ -417,31 +418,37 @@ def _postgres_lines(report: RunReport) -> list[str]:
     view, server = report.recording.postgres, report.recording.server
     if view is None:
         return []
-    if view.without:
+    if not view.source:
         if view.canary is None:
             return [f"{view.without}; no canary came back either"]
         canary = f"SELECT 1 ms {_SIX}: {_figures(view.canary)}"
         return [f"{view.without}; instead a canary on a connection of its own:", canary]
-    rows = [("inside Postgres, ms", "calls", "total", "mean", "max", "rows")]
+    inside = view.source == SERVER
+    head = ("inside Postgres, ms", "max") if inside else ("dispatch to answer, ms", "wait")
+    rows = [(head[0], "calls", "total", "mean", "rows", head[1])]
     rows += [
         (
             one.query[:60],
             str(one.calls),
             f"{one.total_ms:.1f}",
             f"{one.mean_ms:.3f}",
-            f"{one.max_ms:.2f}",
             str(one.rows),
+            _ms(one.max_ms if inside else one.wait_ms),
         )
         for one in view.statements
     ]
-    lines = text_table(rows)
-    sql = server.timers.get("SQL") if server else None
+    lines = [f"source: {view.source}" + (f" ({view.without})" if view.without else ""), *text_table(rows)]
+    sql = server.timers.get("SQL") if server and inside else None
     if sql is not None:
         lines.append(
             f"persist_sql_ms as the service saw it: count {sql.count}, avg {sql.avg:.2f}, p50 {sql.shown('p50')}, "
             f"p95 {sql.shown('p95')}: the difference is the driver, the network and its loop"
         )
     return lines
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _row(name: str, figures: Spread, share: float | None = None) -> tuple[str, ...]:

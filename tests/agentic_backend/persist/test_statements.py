@@ -1,5 +1,6 @@
 """What a service counts of its statements, against what was executed and what Postgres counted itself."""
 
+import asyncio
 import json
 import re
 import urllib.request
@@ -22,7 +23,9 @@ from backend_kit.settings import Postgres
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
-KEEP = text("INSERT INTO kept (id, said) SELECT n, :said FROM generate_series(CAST(:first AS int), CAST(:last AS int)) AS n")
+KEEP = text(
+    "INSERT INTO kept (id, said) SELECT n, :said FROM generate_series(CAST(:first AS int), CAST(:last AS int)) AS n"
+)
 READ = text("SELECT id, said FROM kept WHERE id <= :most AND said <> 'nobody' ORDER BY id")
 CHANGE = text("UPDATE kept SET said = :said WHERE id = 3")
 FIND = DriverStatement("SELECT id FROM kept WHERE id = ANY(:ids) AND said = :said")
@@ -111,6 +114,12 @@ async def test_counts_are_those_of_postgres_itself(debian_postgres: str, kpi: Kp
         assert one["total_ms"] > ms
 
 
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - our own server on loopback
+        text: str = answer.read().decode()
+        return text
+
+
 @pytest.mark.servers
 async def test_the_metrics_endpoint_tells_them_without_a_value(database: Database, kpi: Kpi) -> None:
     with psycopg.connect(database.dsn, autocommit=True) as own:
@@ -120,8 +129,7 @@ async def test_the_metrics_endpoint_tells_them_without_a_value(database: Databas
         async with pool_on(database.settings(), kpi, autocommit=True) as pool:
             await run_all(pool, commits=False)
         url = f"http://127.0.0.1:{runtime.metrics_port}/statements"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-            body = answer.read().decode()
+        body = await asyncio.to_thread(read, url)
     finally:
         runtime.close()
     told = json.loads(body)

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from backend_kit.kpi import StatementCounts
 from tests.support.postgres import Database
 from tests.ws_bench.scripted import Exchange, ScriptedService, answer, bench, scripted_service
 from ws_bench.record.postgres import PostgresMonitor
@@ -39,15 +41,16 @@ class Persisting:
         await answer(service, exchange)
 
 
-async def run_against(dsn: str, out: Path, window: str) -> tuple[str, dict[str, Any]]:
+async def run_against(dsn: str, out: Path, window: str, *, reading: bool = False) -> tuple[str, dict[str, Any]]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         for _ in range(50):
             await connection.execute(STATEMENT)
         persisting = Persisting(connection, window)
-        async with scripted_service(persisting, creating=persisting.remember) as service:
+        async with scripted_service(persisting, creating=persisting.remember, metrics=lambda: "") as service:
+            urls = service.metrics_url if reading else ""
             done = await bench(
                 "-url", service.url, "-clients=2", "-requests-per-client=40", "-ramp-duration=0s", "-no-live",
-                "-postgres", dsn, "-json", str(out),
+                "-server-metrics", urls, "-postgres", dsn, "-json", str(out),
             )  # fmt: skip
     assert done.code == 0, done.stderr
     return done.stdout, result_without(dsn, out)
@@ -95,6 +98,71 @@ async def test_without_the_extension_a_canary_is_timed_and_said_so(database: Dat
     view = result["recording"]["postgres"]
     assert view["statements"] == []
     assert "pg_stat_statements" in view["without"]
+    assert "-server-metrics would tell" in view["without"]
+    assert view["canary"]["count"] >= 1
+    assert "instead a canary on a connection of its own" in printed
+
+
+class Counting:
+    """A service that counts its statements: some before the run, and two a turn."""
+
+    def __init__(self) -> None:
+        self.counts = StatementCounts()
+        self.asked = 0
+        for _ in range(50):
+            self.counts.add("SELECT old", 1.0, rows=1)
+            self.counts.add("SELECT a FROM t WHERE b = :b", 1.0, rows=1)
+
+    def statements(self) -> list[Any]:
+        self.asked += 1
+        return list(self.counts.seen())
+
+    async def __call__(self, service: ScriptedService, exchange: Exchange) -> None:
+        while not self.asked:  # noqa: ASYNC110 - until the steady window has begun
+            await asyncio.sleep(0.01)
+        self.counts.add("SELECT a FROM t WHERE b = :b", 0.002, rows=3, waited_s=0.001)
+        self.counts.add("COMMIT", 0.004, rows=0)
+        await answer(service, exchange)
+
+
+async def run_counted(dsn: str, out: Path, counting: Counting, *flags: str, **options: Any) -> tuple[str, Any]:
+    async with scripted_service(counting, metrics=lambda: "", **options) as service:
+        urls = f"-server-metrics={service.metrics_url},{service.metrics_url}"
+        done = await bench(
+            "-url", service.url, "-clients=2", "-requests-per-client=40", "-ramp-duration=0s", "-no-live", urls,
+            "-postgres", dsn, "-json", str(out), *flags,
+        )  # fmt: skip
+    assert done.code == 0, done.stderr
+    return done.stdout, result_without(dsn, out)
+
+
+async def test_without_the_extension_the_services_own_counts_are_printed(database: Database, tmp_path: Path) -> None:
+    counting = Counting()
+    printed, result = await run_counted(database.dsn, tmp_path / "out.json", counting, statements=counting.statements)
+    view = result["recording"]["postgres"]
+    assert view["source"] == "the services' own counts"
+    assert "pg_stat_statements" in view["without"]
+    assert view["canary"] is None
+    # Of the window alone, over both processes, the longest total first.
+    commit, select = view["statements"]
+    calls = commit["calls"]
+    assert 2 * (result["steady"]["turns"] - 4) <= calls <= 160
+    assert commit == {
+        "query": "COMMIT", "calls": calls, "rows": 0, "max_ms": None, "wait_ms": 0.0,
+        "total_ms": pytest.approx(4.0 * calls), "mean_ms": pytest.approx(4.0),
+    }  # fmt: skip
+    assert select == {
+        "query": "SELECT a FROM t WHERE b = $1", "calls": calls, "rows": 3 * calls, "max_ms": None,
+        "total_ms": pytest.approx(2.0 * calls), "mean_ms": pytest.approx(2.0), "wait_ms": pytest.approx(1.0 * calls),
+    }  # fmt: skip
+    assert "source: the services' own counts (pg_stat_statements cannot be used" in printed
+    assert "SELECT a FROM t WHERE b = $1" in printed
+
+
+async def test_a_service_that_does_not_count_is_named_and_a_canary_timed(database: Database, tmp_path: Path) -> None:
+    printed, result = await run_against(database.dsn, tmp_path / "out.json", CANARY, reading=True)
+    view = result["recording"]["postgres"]
+    assert re.search(r"127\.0\.0\.1:\d+ does not count its statements \(404\)", view["without"])
     assert view["canary"]["count"] >= 1
     assert "instead a canary on a connection of its own" in printed
 
