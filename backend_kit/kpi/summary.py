@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from math import floor, log10
+from math import floor, inf, log10
 from queue import Empty, Full, Queue
 from time import perf_counter
 from typing import Final, TextIO
@@ -56,11 +56,27 @@ class ProcessLine:
         return f"{head} open_fds={descriptors}"
 
 
+class _Due:
+    """When something comes next that comes every `every_s` seconds; never with 0."""
+
+    def __init__(self, every_s: float, began: float) -> None:
+        self._every_s = every_s
+        self.at = began + every_s if every_s > 0 else inf
+
+    def passed(self, now: float) -> bool:
+        """Whether it is time; then the next time is set."""
+        if now < self.at:
+            return False
+        self.at = max(self.at + self._every_s, now)
+        return True
+
+
 class Summary:
     """Writes what a Kpi gathered, every `interval_s` seconds, and restarts its windows.
 
     Lines are at INFO, or at WARNING if the service's log level is warning or above, like the lines that clients grep.
-    `interval_s` 0 writes no summary; notices (a stall of the loop) are still written.
+    The process line comes every `process_interval_s` seconds, of 0 never; so does nothing where `interval_s` is 0, but
+    for notices (a stall of the loop), which are always written.
     """
 
     def __init__(
@@ -149,27 +165,27 @@ class Summary:
         return block + [pair for pair in moved if pair[0] not in LEGACY_GAUGES][: self._top_n]
 
     def _run(self) -> None:
-        process = ProcessLine() if self._process_interval > 0 else None
-        due = perf_counter() + self._interval
+        process, began = ProcessLine(), perf_counter()
+        summary, own = _Due(self._interval, began), _Due(self._process_interval if self._interval > 0 else 0.0, began)
         while True:
+            next_s = min(summary.at, own.at) - perf_counter()
             try:
-                text = self._notices.get(timeout=max(due - perf_counter(), 0.0) if self._interval > 0 else None)
+                text = self._notices.get(timeout=None if next_s == inf else max(next_s, 0.0))
             except Empty:
-                due = max(due + self._interval, perf_counter())
-                self._write(process)
+                now = perf_counter()
+                self._write(summary=summary.passed(now), process=process if own.passed(now) else None)
                 continue
             if text is None:
                 break
             self._logger.warning(text)
-        if self._interval > 0:
-            self._write(process)
+        self._write(summary=summary.at < inf, process=process if own.at < inf else None)
 
-    def _write(self, process: ProcessLine | None) -> None:
-        for line in self.lines():
+    def _write(self, *, summary: bool, process: ProcessLine | None) -> None:
+        for line in self.lines() if summary else ():
             self._logger.log(self._level, line)
         if process is not None:
             self._logger.log(self._level, "%s %s", PREFIX, process())
-        for line in [line for source in self._kpi.closing_lines for line in source()]:
+        for line in [line for source in self._kpi.closing_lines for line in source()] if summary else ():
             self._logger.log(self._level, line)
 
 

@@ -253,7 +253,7 @@ def test_the_last_summary_is_written_at_close_whatever_the_log_level(kpi: Kpi, l
 
 def test_a_summary_comes_each_interval(kpi: Kpi) -> None:
     stream = TellingStream("open_fds=", 3)
-    summary = summary_of(kpi, stream, interval_s=0.01)
+    summary = summary_of(kpi, stream, interval_s=0.01, process_interval_s=0.01)
     summary.start()
     assert stream.seen.wait(30)
     summary.close()
@@ -277,6 +277,28 @@ def test_a_process_interval_of_0_leaves_the_process_line_out(kpi: Kpi) -> None:
     kpi.record_phase("agent_init", 0.001)
     summary.close()
     assert len(messages(stream)) == 1
+
+
+def test_the_process_line_comes_at_its_own_interval(kpi: Kpi) -> None:
+    stream = TellingStream("open_fds=", 3)
+    summary = summary_of(kpi, stream, process_interval_s=0.01)
+    kpi.record_phase("agent_init", 0.001)
+    summary.start()
+    assert stream.seen.wait(30)
+    assert not any(TIMER.match(line) for line in messages(stream))
+    summary.close()
+    assert [bool(TIMER.match(line)) for line in messages(stream)[-2:]] == [True, False]
+
+
+def test_summaries_wait_for_no_process_line(kpi: Kpi) -> None:
+    stream = TellingStream("agent_init", 3)
+    summary = summary_of(kpi, stream, interval_s=0.01, process_interval_s=60.0)
+    summary.start()
+    while not stream.seen.wait(0.01):
+        kpi.record_phase("agent_init", 0.001)
+    assert "open_fds=" not in stream.getvalue()
+    summary.close()
+    assert stream.getvalue().count("open_fds=") == 1
 
 
 def test_notices_never_block_and_are_bounded(kpi: Kpi) -> None:
