@@ -157,11 +157,12 @@ def model_server_of(chosen: CrossencoderSettings | EmbeddingSettings, url: str) 
     limits = chosen.http_client_limits
     connections = Connections(
         max_connections=limits.max_connections,
-        keepalive=limits.max_keepalive_connections > 0,
+        max_idle=limits.max_keepalive_connections,
         keepalive_s=limits.keepalive_expiry_seconds,
         connect_s=chosen.timeout.connect,
         pool_s=chosen.timeout.pool,
         read_s=chosen.timeout.read,
+        write_s=chosen.timeout.write,
     )
     return ModelServer(url, chosen.api_key, connections, chosen.max_retries)
 

@@ -6,7 +6,6 @@ usage and finish reasons and saves the SDK's response models: about a fifth of t
 """
 
 import asyncio
-import io
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import perf_counter
@@ -21,12 +20,13 @@ from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.decoding import AnswerDecoder
-from agentic_backend.llm.endpoint import MIB, Endpoint
+from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.first_token import first_token_within
 from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.observer import LlmObserver
 from agentic_backend.llm.thinking import take_block
+from backend_kit.client.connections import body_of
 from backend_kit.wire import dumps, loads
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,10 @@ class CompletionsClient:
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if endpoint.api_key is not None:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
+        bounds = session.timeout
+        self._timeout = aiohttp.ClientTimeout(
+            connect=bounds.connect, sock_connect=bounds.sock_connect, sock_read=endpoint.deadlines.read_s
+        )
         self._takes_options: bool | None = None
         """Whether the server takes `stream_options`; None until it has shown it."""
 
@@ -131,10 +135,11 @@ class CompletionsClient:
 
     async def post(self, body: bytes, *content_types: str) -> aiohttp.ClientResponse:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
-        # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
-        data = body if len(body) < MIB else io.BytesIO(body)
+        data = body_of(body, self.endpoint.deadlines.write_s)
         # Redirects are not followed: they would carry the prompt to an address that nobody configured.
-        response = await self._session.post(self._url, data=data, headers=self._headers, allow_redirects=False)
+        response = await self._session.post(
+            self._url, data=data, headers=self._headers, allow_redirects=False, timeout=self._timeout
+        )
         if response.status != 200:
             response.release()
             raise failures.of_status(response.status, response.headers)
@@ -450,7 +455,7 @@ class CompletionStream:
         """A connection that ended badly has ended all the same where the model had finished."""
         if self._decoder.finished:
             return b""
-        if self._begun:
+        if self._begun and not isinstance(failure, TimeoutError):
             raise failures.broken("connection lost in the stream") from failure
         raise failures.of_exception(failure) from failure
 

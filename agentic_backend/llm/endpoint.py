@@ -22,9 +22,14 @@ class CallDeadlines:
     """Between two tokens. SSE comments are not tokens: a kept-alive stall is still a stall."""
     answer_s: float = 60.0
     """From the call to the whole answer where it is not streamed."""
+    read_s: float | None = None
+    """Without any byte of an answer, once the request is sent; None: the other deadlines are enough."""
+    write_s: float | None = None
+    """Without the server taking any more of a request; None: the same."""
 
     def __post_init__(self) -> None:
-        if min(self.first_token_s, self.inter_token_s, self.answer_s) <= 0:
+        given = (self.first_token_s, self.inter_token_s, self.answer_s, self.read_s, self.write_s)
+        if any(deadline is not None and deadline <= 0 for deadline in given):
             raise ValueError("a deadline is a positive number of seconds")
 
 
@@ -60,17 +65,19 @@ class Endpoint:
 
 _PROVIDER_URLS = {"openai": "https://api.openai.com/v1"}
 _OPENAI_HOST = "api.openai.com"
-_MAX_RETRIES = 2
+_CAP_S = 1.0
+"""With waits that grow no further, the ten retries that the settings allow fit into the budget of a call."""
 
 
 def endpoint_of(model: settings.ChatModel, deadlines: settings.Deadlines) -> Endpoint:
     """The endpoint of a configured model.
 
-    Streams have the deadlines of `deadlines`; `timeout.read` bounds a whole answer that is not streamed.
-    `max_retries` counts up to 2: more would only add load where there is too much of it.
+    Streams have the deadlines of `deadlines`, and that of `timeout.read` between two bytes where it is shorter: of a
+    longer one a timer a read would only cost. It also bounds a whole answer that is not streamed.
     """
     how = model.settings
     base_url = how.base_url or _PROVIDER_URLS.get(model.provider, "")
+    longest_s = max(deadlines.first_token_s, deadlines.inter_token_s)
     return Endpoint(
         base_url=base_url,
         model=model.name,
@@ -79,9 +86,13 @@ def endpoint_of(model: settings.ChatModel, deadlines: settings.Deadlines) -> End
         max_tokens=how.max_tokens,
         max_tokens_name=how.max_tokens_name or _max_tokens_at(base_url),
         deadlines=CallDeadlines(
-            first_token_s=deadlines.first_token_s, inter_token_s=deadlines.inter_token_s, answer_s=how.timeout.read
+            first_token_s=deadlines.first_token_s,
+            inter_token_s=deadlines.inter_token_s,
+            answer_s=how.timeout.read,
+            read_s=how.timeout.read if how.timeout.read < longest_s else None,
+            write_s=how.timeout.write,
         ),
-        retries=Retries(max_retries=min(how.max_retries, _MAX_RETRIES)),
+        retries=Retries(max_retries=how.max_retries, cap_s=_CAP_S),
     )
 
 
@@ -95,8 +106,10 @@ def connections_of(model: settings.ChatModel) -> Connections:
     limits, timeout = model.settings.http_client_limits, model.settings.timeout
     return Connections(
         max_connections=limits.max_connections,
-        keepalive=limits.max_keepalive_connections > 0,
+        max_idle=limits.max_keepalive_connections,
         keepalive_s=limits.keepalive_expiry_seconds,
         connect_s=timeout.connect,
         pool_s=timeout.pool,
+        read_s=timeout.read,
+        write_s=timeout.write,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -42,8 +42,12 @@ def of_status(status: int, headers: Mapping[str, str]) -> AttemptFailed:
 
 
 def of_exception(failure: aiohttp.ClientError | OSError) -> AttemptFailed:
-    """The failure behind what the HTTP client raised before the first token."""
+    """The failure behind what the HTTP client raised: before the first token, or, where that is a timeout, after it."""
     name = type(failure).__name__
+    if isinstance(failure, aiohttp.SocketTimeoutError):
+        return late("read")
+    if type(failure) is TimeoutError and failure.errno is None:
+        return late("write")  # as `body_of` says it
     if isinstance(failure, TimeoutError):
         return AttemptFailed(LlmUnavailable(f"no connection: {name}"), "connect_timeout", retry=True)
     if isinstance(failure, aiohttp.ClientSSLError | aiohttp.InvalidURL):
@@ -72,6 +76,11 @@ def broken(reason: str) -> AttemptFailed:
 def silent(reason: str) -> AttemptFailed:
     """A deadline has passed."""
     return AttemptFailed(LlmTimeout(reason), "timeout", retry=False)
+
+
+def late(which: Literal["read", "write"]) -> AttemptFailed:
+    """The server has sent or taken no byte for the seconds of `timeout.read` or `timeout.write`."""
+    return AttemptFailed(LlmTimeout(f"no byte within timeout.{which}"), f"{which}_timeout", retry=True)
 
 
 def retry_after_s(value: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -126,8 +127,8 @@ class ModelPool:
         self._observer = observer or Unobserved()
         self._coalescer = coalescer or Coalescer()
         self._models: dict[Endpoint, StreamingChatModel] = {}
-        # No bound on an answer here: a stream's deadlines are kept by `CompletionStream`.
-        self._session = open_session(limits, pool_wait=pool_wait, pool_wait_row="llm_pool_wait")
+        # No bound on an answer here: its deadlines are those of its endpoint.
+        self._session = open_session(replace(limits, read_s=None), pool_wait=pool_wait, pool_wait_row="llm_pool_wait")
 
     def chat_model(self, endpoint: Endpoint) -> StreamingChatModel:
         """The model of the endpoint, made on first use."""

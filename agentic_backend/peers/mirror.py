@@ -46,7 +46,7 @@ class Peers:
         self._base = base
         self._silence_s = _HEARTBEATS * heartbeat_s
         # None is kept: one that has become half-open while it was idle would cost whoever comes next its silence.
-        self._limits = Connections(keepalive=False, connect_s=connect_s, pool_s=None, read_s=self._silence_s)
+        self._limits = Connections(max_idle=0, connect_s=connect_s, pool_s=None, read_s=self._silence_s)
         self._session = open_session(self._limits)
         self._siblings = siblings
 

@@ -1,5 +1,6 @@
 """Outbound connections: their limits, and the one way in which a session of them is opened."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,16 +22,20 @@ _VANISHED: Final = {
 request to it waits for its own deadline, and an answer that nobody sends any more, too."""
 
 
+_PIECE: Final = 64 * 1024
+"""Bytes of a body that are written at a time; as many wait in the transport before a writer has to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connections:
     """Limits of the HTTP connections to each server of a session, in seconds. `max_connections` 0 means no limit.
 
-    Idle connections are kept for `keepalive_s` unless `keepalive` is off: a new one for each call costs more CPU
+    Up to `max_idle` idle connections are kept for `keepalive_s`, None: all. A new one for each call (0) costs more CPU
     than the call's JSON.
     """
 
     max_connections: int = 0
-    keepalive: bool = True
+    max_idle: int | None = None
     keepalive_s: float = 30.0
     connect_s: float = 5.0
     pool_s: float | None = 10.0
@@ -38,10 +43,14 @@ class Connections:
     read_s: float | None = None
     """The longest silence of an answer; None: its reader has a deadline. With `pool_s` it bounds a whole attempt, so
     that an answer which drips ends too."""
+    write_s: float | None = None
+    """How long the server may take no more of a request (`body_of`); None: its caller has a deadline."""
 
     def __post_init__(self) -> None:
-        seconds = (self.keepalive_s, self.connect_s, self.pool_s, self.read_s)
-        if self.max_connections < 0 or any(limit is not None and limit <= 0 for limit in seconds):
+        seconds = (self.keepalive_s, self.connect_s, self.pool_s, self.read_s, self.write_s)
+        if min(self.max_connections, self.max_idle or 0) < 0 or any(
+            limit is not None and limit <= 0 for limit in seconds
+        ):
             raise ValueError("connection limits are positive; max_connections 0 means none")
 
 
@@ -64,12 +73,12 @@ def open_session(
     bounds: dict[str, Any] = {
         "limit": 0,
         "limit_per_host": limits.max_connections,
-        "keepalive_timeout": limits.keepalive_s if limits.keepalive else None,
-        "force_close": not limits.keepalive,
+        "keepalive_timeout": None if limits.max_idle == 0 else limits.keepalive_s,
+        "force_close": limits.max_idle == 0,
     }
     return aiohttp.ClientSession(
         connector=(
-            aiohttp.TCPConnector(ttl_dns_cache=60, socket_factory=_socket, **bounds)
+            _Connector(limits, ttl_dns_cache=60, socket_factory=_socket, **bounds)
             if unix_socket is None
             else aiohttp.UnixConnector(unix_socket, **bounds)
         ),
@@ -80,6 +89,52 @@ def open_session(
         headers={"User-Agent": "turnwise"},
         trace_configs=None if pool_wait is None else [_pool_wait_trace(pool_wait, pool_wait_row)],
     )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """aiohttp's, which keeps all idle connections, and bounds the wait for a free one only together with connecting."""
+
+    def __init__(self, limits: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        most = self._limits.max_idle
+        full = most is not None and len(self._conns.get(key, ())) >= most
+        super()._release(key, protocol, should_close=should_close or full)
+
+    async def _wait_for_available_connection(self, key: Any, traces: list[Any]) -> None:
+        async with asyncio.timeout(self._limits.pool_s):
+            await super()._wait_for_available_connection(key, traces)
+
+
+def body_of(data: bytes, write_s: float | None) -> "bytes | aiohttp.payload.Payload":
+    """What to send for `data`: the server must take a part of it every `write_s` seconds, else the request fails with a
+    plain TimeoutError. What the kernel takes at once is sent as it is."""
+    return data if len(data) <= _PIECE else _Pieces(data, write_s)
+
+
+class _Pieces(aiohttp.payload.Payload):
+    """A body in pieces: aiohttp writes bytes in one go, and warns of large ones."""
+
+    def __init__(self, data: bytes, write_s: float | None) -> None:
+        super().__init__(data)
+        self._data = data
+        self._write_s = write_s
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._data.decode(encoding, errors)
+
+    async def write(self, writer: aiohttp.abc.AbstractStreamWriter) -> None:
+        view = memoryview(self._data)
+        for start in range(0, len(view), _PIECE):
+            async with asyncio.timeout(self._write_s):
+                await writer.write(view[start : start + _PIECE])
+                await writer.drain()
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

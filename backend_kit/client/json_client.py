@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import io
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from yarl import URL
 
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import NO_RETRY, Retries, try_within
-from backend_kit.client.connections import Connections, open_session
+from backend_kit.client.connections import Connections, body_of, open_session
 from backend_kit.wire import InvalidJson, loads
 
 _MIB: Final = 1 << 20
@@ -115,6 +114,7 @@ class JsonClient:
         pool_wait: Callable[[float], None] | None = None,
         pool_wait_row: str | None = None,
     ) -> None:
+        self._write_s = connections.write_s
         self._session = open_session(connections, pool_wait=pool_wait, pool_wait_row=pool_wait_row)
 
     async def call(
@@ -151,8 +151,9 @@ class JsonClient:
         began = perf_counter()
         try:
             # Redirects are not followed: they would carry secrets and texts to an address that nobody configured.
+            data = body_of(request.data, self._write_s) if isinstance(request.data, bytes) else request.data
             async with self._session.request(
-                request.method, request.url, data=_payload(request), headers=_headers(request), allow_redirects=False
+                request.method, request.url, data=data, headers=_headers(request), allow_redirects=False
             ) as response:
                 if response.status not in request.good:
                     raise _of_status(response)
@@ -190,12 +191,6 @@ def guarded(
         raise
     finally:
         verdict()
-
-
-def _payload(request: HttpRequest) -> Any:
-    data = request.data
-    # aiohttp warns of large bytes because it writes them in one go; a file-like body is written in pieces.
-    return io.BytesIO(data) if isinstance(data, bytes) and len(data) >= _MIB else data
 
 
 def _headers(request: HttpRequest) -> dict[str, str]:

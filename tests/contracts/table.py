@@ -35,6 +35,16 @@ CONTRACTS = (
     ),
     Contract(
         "aiohttp",
+        "test_aiohttp.py::test_so_many_idle_connections_are_kept_as_may_be_and_a_free_one_is_waited_for_so_long",
+        {"backend_kit.client.connections": ("_conns", "_release", "_wait_for_available_connection")},
+    ),
+    Contract(
+        "aiohttp",
+        "test_aiohttp.py::test_a_server_that_takes_no_more_of_a_body_ends_the_request_with_a_plain_timeout",
+        {"agentic_backend.llm.failures": ("type(failure) is TimeoutError",)},
+    ),
+    Contract(
+        "aiohttp",
         "test_aiohttp.py::test_an_exception_set_on_the_content_wakes_who_reads_it",
         {"agentic_backend.llm.client": ("content.set_exception",)},
     ),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agentic_backend.knowledge.attachments import _Lent
 from agentic_backend.llm.body import leave, take, waiter_of
+from backend_kit.client.connections import Connections, body_of, open_session
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.servers
@@ -69,6 +70,86 @@ async def test_a_payload_closes_its_file_in_a_thread_and_only_by_close() -> None
         assert received == b"lent"
     assert payload.consumed
     assert lent.closed_by == []
+
+
+async def test_so_many_idle_connections_are_kept_as_may_be_and_a_free_one_is_waited_for_so_long() -> None:
+    """backend_kit/client/connections.py closes what `_release` would keep beyond that, by `_conns`, and bounds
+    `_wait_for_available_connection`, whose TimeoutError the library takes for one of connecting."""
+    opened, let_go = 0, asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal opened
+        opened += request.protocol not in known
+        known.add(request.protocol)
+        await let_go.wait()
+        return web.Response()
+
+    known: set[object] = set()
+    app = web.Application()
+    app.router.add_get("/", answer)
+
+    async def at_once(http: aiohttp.ClientSession, count: int) -> None:
+        async def get() -> None:
+            async with http.get(server.make_url("/")) as response:
+                await response.read()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(get())
+
+    async with TestServer(app) as server:
+        async with open_session(Connections(max_idle=2, max_connections=4, pool_s=PATIENCE_S)) as http:
+            let_go.set()
+            await at_once(http, 1)
+            assert opened == 1
+            # The first of them are kept, those that end later are not; a kept one is used before another is opened.
+            let_go.clear()
+            asking = asyncio.create_task(at_once(http, 4))
+            async with asyncio.timeout(PATIENCE_S):
+                while opened < 4:  # noqa: ASYNC110 - a server tells nobody
+                    await asyncio.sleep(0.01)
+            let_go.set()
+            await asking
+            await at_once(http, 4)
+            assert opened == 6
+            assert len(known) == 6
+        let_go.clear()
+        async with open_session(Connections(max_connections=1, connect_s=PATIENCE_S, pool_s=0.05)) as http:
+            asking = asyncio.create_task(at_once(http, 1))
+            async with asyncio.timeout(PATIENCE_S):
+                while opened < 7:  # noqa: ASYNC110 - a server tells nobody
+                    await asyncio.sleep(0.01)
+            with pytest.raises(aiohttp.ConnectionTimeoutError):
+                await http.get(server.make_url("/"))
+            let_go.set()
+            await asking
+
+
+async def test_a_server_that_takes_no_more_of_a_body_ends_the_request_with_a_plain_timeout() -> None:
+    """agentic_backend/llm/failures.py tells it from a connection that is not made and from an answer that is silent by
+    its class, and backend_kit/client/connections.py writes in pieces what does not go out at once."""
+    done = asyncio.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined] # nothing else leaves a body where it is
+        await done.wait()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with open_session(Connections(connect_s=PATIENCE_S, read_s=PATIENCE_S)) as http:
+            with pytest.raises(TimeoutError) as raised:
+                await http.post(url, data=body_of(bytes(32 * 1024 * 1024), 0.1))
+            assert type(raised.value) is TimeoutError
+            assert raised.value.errno is None
+        done.set()
+    data = bytes(range(256)) * 1024
+    sent = body_of(data, PATIENCE_S)
+    assert isinstance(sent, aiohttp.payload.Payload)
+    async with posted(sent) as received:
+        assert received == data
+    assert body_of(b"short", 1.0) == b"short"
 
 
 async def test_a_get_whose_connection_is_lost_is_sent_twice_and_a_post_once() -> None:

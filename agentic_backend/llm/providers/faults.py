@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import failures
@@ -13,6 +13,8 @@ _LOST: Final = frozenset({"APIConnectionError", "ClientConnectionError", "HTTPCl
 """Names of the bases of what HTTP clients and SDKs raise where a connection fails, is refused or breaks off."""
 _REFUSED: Final = {"rate_limit_error": 429, "rate_limit_exceeded": 429, "overloaded_error": 529, "api_error": 500}
 """What Anthropic and OpenAI call the error of a stream that has begun."""
+_LATE: Final[dict[str, Literal["read", "write"]]] = {"ReadTimeout": "read", "WriteTimeout": "write"}
+"""What httpx calls a read or a write of no byte."""
 _LINKS: Final = 8
 
 
@@ -55,6 +57,9 @@ def failure_of(failure: Exception, *, begun: bool) -> AttemptFailed:
     for one in chain:
         if (code := _code_in_stream(one)) is not None:
             return failures.of_stream_error({"code": code})
+    for one in chain:
+        if (which := _LATE.get(type(one).__name__)) is not None:
+            return failures.late(which)
     if any(map(_is_connection, chain)):
         if begun:
             return failures.broken("connection lost in the stream")

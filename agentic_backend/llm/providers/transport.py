@@ -20,7 +20,7 @@ class AnswerTooLarge(ValueError):
 def client_arguments(http: ModuleType, limits: Connections) -> dict[str, Any]:
     """Arguments for an `AsyncClient` of `http`, which is httpx or httpx2.
 
-    Silence has no limit here: the calls have deadlines of their own. Redirects are not followed: they would carry the
+    Redirects are not followed: they would carry the
     prompt to an address that nobody configured. Answers are not compressed, so that their bytes can be counted.
     """
     return {
@@ -29,7 +29,7 @@ def client_arguments(http: ModuleType, limits: Connections) -> dict[str, Any]:
         "headers": {"Accept-Encoding": "identity"},
         "limits": http.Limits(
             max_connections=limits.max_connections or None,
-            max_keepalive_connections=None if limits.keepalive else 0,
+            max_keepalive_connections=limits.max_idle,
             keepalive_expiry=limits.keepalive_s,
         ),
         "timeout": timeout_of(http, limits),
@@ -37,8 +37,8 @@ def client_arguments(http: ModuleType, limits: Connections) -> dict[str, Any]:
 
 
 def timeout_of(http: ModuleType, limits: Connections) -> Any:
-    """How long connecting, and waiting for a connection, may take."""
-    return http.Timeout(None, connect=limits.connect_s, pool=limits.pool_s)
+    """How long connecting may take, waiting for a connection, and, in between, a read and a write of no byte."""
+    return http.Timeout(connect=limits.connect_s, pool=limits.pool_s, read=limits.read_s, write=limits.write_s)
 
 
 def _bounding(http: ModuleType) -> Callable[[Any], Awaitable[None]]:

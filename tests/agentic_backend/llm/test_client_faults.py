@@ -6,14 +6,17 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from langchain_core.messages import HumanMessage
 from pydantic import SecretStr
 
+from agentic_backend import settings
 from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm import CallDeadlines, Endpoint, ModelPool
 from agentic_backend.llm.client import CompletionStream
+from agentic_backend.llm.endpoint import endpoint_of
 from agentic_backend.llm.failures import AttemptFailed
 from backend_kit.aio.retry import Retries
 from backend_kit.client.connections import Connections
@@ -442,6 +445,51 @@ async def test_cancelling_closes_the_connection_at_once(pool: ModelPool, watched
             await task
         await model.gone.wait()
     assert watched.requests == [("m", "cancelled")]
+
+
+async def test_no_byte_for_the_time_of_a_read_ends_a_stream(pool: ModelPool, watched: Watched) -> None:
+    said: list[str] = []
+    silent = CallDeadlines(read_s=0.2, first_token_s=3600, inter_token_s=3600)
+    async with scripted(stalls_after(token("Hel"))) as model:
+        with pytest.raises(LlmTimeout, match=r"timeout\.read"):
+            await ask(pool, model.base_url, said, deadlines=silent)
+        await model.gone.wait()
+    assert said == ["Hel"]
+    assert watched.requests == [("m", "timeout")]
+
+
+async def test_no_byte_before_the_first_token_is_tried_again(pool: ModelPool) -> None:
+    silent = CallDeadlines(read_s=0.2, first_token_s=3600, inter_token_s=3600)
+    async with scripted(stalls_after(), GOOD) as model:
+        assert await ask(pool, model.base_url, deadlines=silent) == "Hello"
+        assert len(model.requests) == 2
+
+
+async def test_a_server_that_takes_no_more_of_a_prompt_ends_the_call(pool: ModelPool) -> None:
+    slow = CallDeadlines(write_s=0.1, first_token_s=3600)
+    done = asyncio.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined] # nothing else leaves a body where it is
+        await done.wait()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        endpoint = Endpoint(url, "m", retries=Retries(max_retries=0), deadlines=slow)
+        with pytest.raises(LlmTimeout, match=r"timeout\.write"):
+            async for _ in pool.chat_model(endpoint).astream("x" * (32 << 20)):
+                pass
+        done.set()
+
+
+async def test_so_many_attempts_are_made_as_are_configured(clocked_pool: ModelPool) -> None:
+    model = settings.ChatModel(name="m", settings=settings.ChatModelSettings(max_retries=10))
+    retries = endpoint_of(model, settings.Deadlines()).retries
+    async with scripted(status(500)) as server:
+        with pytest.raises(LlmUnavailable):
+            await ask(clocked_pool, server.base_url, retries=replace(retries, jitter=0.0))
+        assert len(server.requests) == 11
 
 
 async def test_leaving_a_stream_early_closes_the_connection(pool: ModelPool, watched: Watched) -> None:

@@ -29,7 +29,7 @@ async def test_connections_are_kept_and_shared(mock_llm: MockModel, pool: ModelP
 
 
 async def test_keepalive_can_be_switched_off(mock_llm: MockModel) -> None:
-    pool = ModelPool(Connections(keepalive=False))
+    pool = ModelPool(Connections(max_idle=0))
     assert (await pool.chat_model(Endpoint(mock_llm.base_url, "mock;tokens=3")).ainvoke("Hi")).content
     connector = pool._session.connector
     assert connector is not None
@@ -107,8 +107,8 @@ def test_settings_become_an_endpoint() -> None:
                 "base_url": "http://127.0.0.1:8099/v1",
                 "max_retries": 9,
                 "temperature": 0.3,
-                "timeout": {"connect": 3, "read": 7, "pool": 2},
-                "http_client_limits": {"max_connections": 11, "max_keepalive_connections": 0},
+                "timeout": {"connect": 3, "read": 7, "write": 9, "pool": 2},
+                "http_client_limits": {"max_connections": 11, "max_keepalive_connections": 4},
             },
         }
     )
@@ -116,12 +116,20 @@ def test_settings_become_an_endpoint() -> None:
         base_url="http://127.0.0.1:8099/v1",
         model="m",
         temperature=0.3,
-        deadlines=CallDeadlines(first_token_s=3, inter_token_s=4, answer_s=7),
-        retries=Retries(max_retries=2),
+        deadlines=CallDeadlines(first_token_s=3, inter_token_s=4, answer_s=7, write_s=9),
+        retries=Retries(max_retries=9, cap_s=1.0),
     )
     assert connections_of(model) == Connections(
-        max_connections=11, keepalive=False, keepalive_s=30, connect_s=3, pool_s=2
+        max_connections=11, max_idle=4, keepalive_s=30, connect_s=3, pool_s=2, read_s=7, write_s=9
     )
+
+
+def test_silence_is_timed_only_where_the_other_deadlines_are_longer() -> None:
+    def read_s(configured_s: float) -> float | None:
+        model = settings.ChatModel.model_validate({"name": "m", "settings": {"timeout": {"read": configured_s}}})
+        return endpoint_of(model, settings.Deadlines(first_token_s=30, inter_token_s=20)).deadlines.read_s
+
+    assert [read_s(configured_s) for configured_s in (5, 29, 30, 60)] == [5, 29, None, None]
 
 
 def test_without_an_address_the_provider_is_called() -> None:

@@ -9,7 +9,7 @@ import ollama
 import openai
 import pytest
 
-from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmUnavailable, TurnFailed
+from agentic_backend.errors import LlmProtocol, LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm.providers.faults import failure_of
 
 REQUEST = httpx2.Request("POST", "http://a/")
@@ -57,6 +57,9 @@ FAILURES: dict[str, tuple[Exception, type[TurnFailed]]] = {
     "ollama 404": (ollama.ResponseError("secret", 404), LlmProtocol),
     "ollama in the stream": (ollama.ResponseError("secret"), LlmUnavailable),
     "httpx status": (httpx.HTTPStatusError("secret", request=TOO_MANY.request, response=TOO_MANY), LlmRateLimited),
+    "httpx silence": (httpx.ReadTimeout("secret"), LlmTimeout),
+    "openai silence": (caused(openai.APITimeoutError(REQUEST), httpx2.ReadTimeout("secret")), LlmTimeout),
+    "anthropic backlog": (caused(anthropic.APITimeoutError(REQUEST), httpx2.WriteTimeout("secret")), LlmTimeout),
     "httpx connection": (httpx.ConnectError("secret"), LlmUnavailable),
     "httpx2 cut": (httpx2.RemoteProtocolError("secret"), LlmUnavailable),
     "behind another": (caused(RuntimeError("secret"), httpx2.ReadError("secret")), LlmUnavailable),
