@@ -1,7 +1,7 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -146,7 +146,8 @@ class ChatOptions(Section):
     documents_selection: bool = False
     """Offer a choice of single documents. Handed through to clients of `GET /agents`."""
     deep_search_delegate: bool = False
-    """Offer deep search. Handed through to clients of `GET /agents`."""
+    """Offer deep search to clients of `GET /agents`. No agent that ships with the service searches deeper, nor does a
+    hosted graph: for these the log of the start names the key."""
 
 
 Restart = Literal["never", "from_question", "from_checkpoint"]
@@ -288,6 +289,13 @@ _NEEDED: Final = {
     "groq": ("langchain_groq", "pip install langchain-groq"),
 }
 """The module that a provider needs beside `langchain`, and how it is installed."""
+_UNTESTED: Final = frozenset({"bedrock_converse", "google_genai", "mistralai", "groq"})
+"""Providers whose classes bring HTTP clients of their own."""
+_OF_THE_SESSION: Final = {
+    "timeout": ("connect", "pool"),
+    "http_client_limits": ("max_connections", "max_keepalive_connections", "keepalive_expiry_seconds"),
+}
+"""What belongs to connections, which models of one HTTP session share."""
 _OURS: Final = frozenset(
     {"api_key", "base_url", "cache", "callbacks", "disable_streaming", "max_retries", "metadata", "model", "name",
      "rate_limiter", "streaming", "tags", "timeout", "verbose"}
@@ -323,7 +331,8 @@ class ClientTimeout(Section):
     connect: Seconds = 20
     """Seconds to open a connection."""
     read: Seconds = 60
-    """Seconds without a byte of the answer."""
+    """Seconds without a byte of the answer. A search has 5 s at most in all, a file that is attached the time that its
+    indexing takes."""
 
 
 class ChatModelSettings(Section):
@@ -351,7 +360,8 @@ class ChatModelSettings(Section):
     """Name under which the endpoint takes `max_tokens`; none = `max_completion_tokens` for api.openai.com, else
     `max_tokens`. Only for `openai`."""
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Further attempts before the first token, with jitter; 0 = none. More than 2 count as 2."""
+    """Further attempts before the first token, after random waits of up to 0.25 s, doubling to 1 s; 0 = none. None
+    begins later than 10 s after the first, nor after `deadlines.first_token_s`."""
     timeout: ModelTimeout = ModelTimeout()
     http_client_limits: HttpClientLimits = HttpClientLimits()
 
@@ -431,7 +441,7 @@ class OfferedModelSettings(Section):
     """Name under which the endpoint takes `max_tokens`; none = as for `ai.default_chat_model`, but by its address if
     `base_url` is set here."""
     max_retries: Annotated[int, Field(ge=0, le=10)] | None = None
-    """Further attempts before the first token; none = those of `ai.default_chat_model`. More than 2 count as 2."""
+    """Further attempts before the first token; none = those of `ai.default_chat_model`."""
     options: ProviderOptions | None = None
     """Further arguments of the provider's class in LangChain; none = those of `ai.default_chat_model`."""
 
@@ -538,7 +548,8 @@ class Ai(Section):
     chat_models: Annotated[tuple[OfferedModel, ...], Listed] = ()
     default_language_model: ChatModel | None = None
     """Model that writes the title of a session after its first answer; none = the first question is the title. Its
-    connections are those of `ai.default_chat_model`: of its timeouts and limits only `timeout.read` counts."""
+    connections are those of `ai.default_chat_model`: of its timeouts and limits only `timeout.read` and `timeout.write`
+    count; the log of the start names others that differ."""
     prices: Annotated[tuple[ModelPrice, ...], Listed] = ()
     """What tokens cost. A model without an entry costs nothing."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
@@ -606,14 +617,10 @@ class Ai(Section):
 class McpServer(Section):
     """A tool server (Model Context Protocol)."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("sse_read_timeout", "auth_mode")
+    ignored_keys: ClassVar[tuple[str, ...]] = ("sse_read_timeout", "auth_mode", "name", "description")
 
     id: Text
     """Identifier in agents, logs and metrics."""
-    name: Text | None = None
-    """Name of the server. Accepted, without effect: existing configurations of Fred carry it."""
-    description: str | None = None
-    """What its tools do. Accepted, without effect: existing configurations of Fred carry it."""
     enabled: bool = True
     """Whether agents may use it."""
     transport: Literal["streamable_http", "stdio"] = "streamable_http"
@@ -962,6 +969,23 @@ class AgenticSettings(ServiceSettings):
             directory = Path(kept.spool_dir) / f"worker-{number}"
             kept = kept.model_copy(update={"spool_dir": str(directory)})
         return self.model_copy(update={"app": self.app.of_worker(number), "persistence": kept})
+
+    def without_effect(self) -> Iterator[tuple[str | int, ...]]:
+        """See `RootSection`."""
+        ai = self.ai
+        if (titles := ai.default_language_model) is not None and titles.provider == "openai":
+            for part, names in _OF_THE_SESSION.items():
+                own, shared = (getattr(model.settings, part) for model in (titles, ai.default_chat_model))
+                differing = (name for name in names if getattr(own, name) != getattr(shared, name))
+                yield from (("ai", "default_language_model", "settings", part, name) for name in differing)
+        for where, model in (("default_chat_model", ai.default_chat_model), ("default_language_model", titles)):
+            if model is not None and model.provider in _UNTESTED:
+                for part, names in _OF_THE_SESSION.items():
+                    yield from (("ai", where, "settings", part, name) for name in names)
+                yield ("ai", where, "settings", "timeout", "write")
+        for place, agent in enumerate(ai.agents):
+            if agent.chat_options.deep_search_delegate and (agent.is_own or agent.graph is not None):
+                yield ("ai", "agents", place, "chat_options", "deep_search_delegate")
 
     @model_validator(mode="before")
     @classmethod

@@ -29,6 +29,8 @@ _FINISH_REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
 }
 _LANGUAGE: Final = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,2}")
+UNKNOWN: Final = ("selected_chat_context_ids", "deep_search")
+"""What clients of Fred may ask for in the context of a turn, and no agent of ours does."""
 _USAGE = ("input_tokens", "output_tokens", "total_tokens")
 
 
@@ -117,7 +119,24 @@ async def answer_or_calls(model: NamedModel, messages: Sequence[BaseMessage], ru
 
 def conversation(system: str, run: AgentRun) -> Prompt:
     """The system prompt, the earlier turns and the question, as messages for a model."""
-    return Prompt(system, run.history, run.message)
+    return Prompt(system, run.history, question_of(run))
+
+
+def question_of(run: AgentRun, *above: str) -> str:
+    """The question, below texts to answer it from: `above`, and that of attachments which its client sent with it."""
+    attached = run.runtime_context.get("attachments_markdown")
+    texts = [*above, *([f"Attached:\n\n{attached}"] if attached else [])]
+    # An empty message goes on from the results of a client's tools.
+    return "\n\n\n".join([*texts, f"Question: {run.message}"]) if texts and run.message else run.message
+
+
+def with_ignored(answer: AgentAnswer, run: AgentRun, *names: str) -> AgentAnswer:
+    """The answer, which says in `extras.without_effect` what of `names` was asked for in the context of the turn."""
+    asked = [name for name in names if run.runtime_context.get(name)]
+    if not asked:
+        return answer
+    extras = {**answer.metadata.get("extras", {}), "without_effect": asked}
+    return replace(answer, metadata={**answer.metadata, "extras": extras})
 
 
 def with_language(system: str, language: str | None) -> str:

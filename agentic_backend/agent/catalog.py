@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
+from agentic_backend.agent.answering import UNKNOWN, with_ignored
 from agentic_backend.agent.hosted import HostedAgent, Hosting
 from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, import_agent, load_graph
 from agentic_backend.agent.hosted.openai_streams import read_streams_plainly
@@ -112,7 +113,7 @@ class Agent:
         Raises `TurnFailed`, or `Waiting` once a run that needs a person's answer has been stored.
         """
         if self._checkpoints is None:
-            return self._answered(await self._invoke({"message": run.message}, self._config, run))
+            return self._answered(await self._invoke({"message": run.message}, self._config, run), run)
         thread = self._memory.thread()
         try:
             begin: Any = {"message": run.message}
@@ -121,7 +122,7 @@ class Agent:
             state = await self._invoke(begin, {**self._config, **thread}, run, durability="exit")
             if asked := state.get("__interrupt__"):
                 raise await self._kept(thread, run, [(one.id, one.value) for one in asked])
-            return self._answered(state)
+            return self._answered(state, run)
         finally:
             await self._memory.forget(thread)
 
@@ -154,11 +155,12 @@ class Agent:
                 await self._checkpoints.keep(run.session_id, saved)
         return Waiting(payload)
 
-    def _answered(self, state: dict[str, Any]) -> AgentAnswer:
+    def _answered(self, state: dict[str, Any], run: AgentRun) -> AgentAnswer:
         answer = state.get("answer")
         if not isinstance(answer, AgentAnswer):
             raise TurnFailed(f"agent {self.id} left no answer")
-        return answer
+        # A module of another's may know what they are for.
+        return with_ignored(answer, run, *UNKNOWN) if self.settings.is_own else answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from agentic_backend.agent.answering import stream_answer
+from agentic_backend.agent.answering import UNKNOWN, stream_answer, with_ignored
 from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.agent.kit import AgentKit, NamedModel
 from agentic_backend.agent.run import AgentAnswer, AgentRun
@@ -51,8 +51,9 @@ class DirectAnswer:
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """Answer the turn's message; its history is not used. Raises `TurnFailed`."""
-        messages = [HumanMessage(run.message)]
-        return await stream_answer(self._kit.chat_model, messages, run.emit, fallback_model_name=self._kit.model_name)
+        model, messages = self._kit.chat_model, [HumanMessage(run.message)]
+        answer = await stream_answer(model, messages, run.emit, fallback_model_name=self._kit.model_name)
+        return with_ignored(answer, run, *UNKNOWN, "attachments_markdown")
 
     async def claim(self, session_id: str, run_id: str) -> SavedRun:  # noqa: ARG002 - of `TurnAgent`
         """Raise `NotAwaiting`: it never asks a person."""

@@ -9,7 +9,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from agentic_backend.agent import questions, sources
-from agentic_backend.agent.answering import stream_answer, with_language
+from agentic_backend.agent.answering import question_of, stream_answer, with_language
 from agentic_backend.agent.fields import value_of
 from agentic_backend.agent.kit import AgentKit, Graph
 from agentic_backend.agent.run import AgentAnswer, AgentRun, AgentState
@@ -257,7 +257,7 @@ class Rico:
         with phase("answer_with_sources"):
             shown = sources.kept(hits)
             run.emit(Sources(shown))
-            prompt = f"{sources.numbered(hits, self._tuning.max_source_chars)}\n\n\nQuestion: {run.message}"
+            prompt = question_of(run, sources.numbered(hits, self._tuning.max_source_chars))
             answer = await self._answer(run, self._tuning.with_sources, prompt=prompt)
         metadata = answer.metadata | {"sources": shown}
         if not state["reranked"]:
@@ -267,7 +267,7 @@ class Rico:
     async def _answer(self, run: AgentRun, *instructions: str, prompt: str | None = None) -> AgentAnswer:
         system = with_language("\n".join([self._tuning.system, *instructions]), run.language)
         history = [_recalled(item) for item in _last(run.history, self._tuning.history_max_messages)]
-        messages = Prompt(system, history, prompt or run.message)
+        messages = Prompt(system, history, prompt or question_of(run))
         model = self._kit.model_for(run)
         return await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name)
 

@@ -1,5 +1,6 @@
 """Base classes of the settings: the frozen section, the error that ends a start, checked value types."""
 
+from collections.abc import Iterator
 from ipaddress import ip_network
 from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -24,8 +25,7 @@ class Section(BaseModel):
 
     `ignored_keys` are `fnmatch` patterns of keys that existing configurations of Fred carry and that have no effect
     here: they are dropped before validation, with one log line. A docstring under a field is its meaning in
-    docs/configuration.md. It says "Handed through" if clients get the value and the service does not read it, and
-    "Accepted, without effect" if nothing reads it.
+    docs/configuration.md. It says "Handed through" if clients get the value and the service does not read it.
     """
 
     model_config = ConfigDict(
@@ -50,6 +50,11 @@ class RootSection(Section):
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {}
     env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
     env_named: ClassVar[dict[str, str]] = {}
+
+    def without_effect(self) -> Iterator[tuple[str | int, ...]]:
+        """The paths of keys that would have an effect with other settings beside them, and have none with these. The
+        log of the start names those that the file has."""
+        yield from ()
 
 
 def http_url(value: str) -> str:

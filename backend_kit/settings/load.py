@@ -65,7 +65,8 @@ def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     """Read `config_file`, apply the overrides of `env` and of the file that its `ENV_FILE` names, validate.
 
     A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set, and line ends at its
-    end do not count. Keys without effect here are dropped and named in one log line. Raises `SettingsError` for a
+    end do not count. Keys without effect here are dropped, or kept where only what stands beside them takes it, and
+    named in one log line. Raises `SettingsError` for a
     configuration that cannot be used.
     """
     document = read_yaml(config_file)
@@ -77,6 +78,7 @@ def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
         settings = model.model_validate(document.data)
     except ValidationError as exc:
         raise _first_error(document, exc) from None
+    ignored += [path for path in settings.without_effect() if path in document.places]
     if ignored:
         names = ", ".join(f"{dotted(path)} (line {document.place(path).rpartition(':')[2]})" for path in ignored)
         logger.warning("%s", one_line(f"{config_file}: keys without effect here: {names}"))

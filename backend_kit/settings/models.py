@@ -81,8 +81,9 @@ class App(Section):
     """Address of `/metrics`. It has threads of its own, so overload cannot hide it, and no authentication."""
     metrics_port: Port
     """TCP port of `/metrics`. Where it is taken, the start ends with exit code 3."""
-    kpi_process_metrics_interval_sec: Seconds = 10
-    """Seconds between two measurements of CPU, memory and open files."""
+    kpi_process_metrics_interval_sec: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    """Seconds between two measurements of CPU, memory and open files, each a line of the KPI summary; 0 = none. Without
+    summaries there are none either."""
     kpi_log_summary_interval_sec: Annotated[float, Field(ge=0, le=86_400)] = 10.0
     """Seconds between two KPI summaries in the log; 0 = no summaries."""
     kpi_log_summary_top_n: Count = 20
@@ -239,10 +240,10 @@ class ModelTimeout(Section):
     connect: Seconds = 10
     """Seconds to open a connection."""
     read: Seconds = 60
-    """Embedding and rerank endpoints: seconds without a byte of the answer. Chat models: seconds until a whole answer
-    that is not streamed; streams are bounded by `deadlines`."""
+    """Seconds without a byte of the answer, streamed or not; an answer of a chat model that is not streamed must be
+    whole by then. Streams of chat models have the bounds of `deadlines` besides: the shorter one counts."""
     write: Seconds = 10
-    """Seconds to send the request. Accepted, without effect: existing configurations of Fred carry it."""
+    """Seconds in which the server must take more of a request that it does not take at once (above 64 KiB)."""
     pool: Seconds = 5
     """Seconds to wait for a free connection."""
 
@@ -253,8 +254,8 @@ class HttpClientLimits(Section):
     max_connections: Count = 2048
     """Open connections, one for each call in progress; further calls wait for `timeout.pool`. 0 = no limit."""
     max_keepalive_connections: Count = 512
-    """0 = a new connection for each call, which costs 0.3 ms of CPU. Above 0 idle connections are kept, however
-    many."""
+    """Idle connections that are kept; one more is closed when its call ends. 0 = a new connection for each call, which
+    costs 0.3 ms of CPU."""
     keepalive_expiry_seconds: Seconds = 30
     """Seconds until an idle connection is closed."""
 

@@ -17,6 +17,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
+from agentic_backend.agent.answering import UNKNOWN, with_ignored
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
 from agentic_backend.agent.hosted.exits import contain_exits
 from agentic_backend.agent.hosted.failures import model_failure
@@ -259,7 +260,8 @@ class HostedAgent:
             }
         if turn.checkpoint_id is not None:
             metadata["extras"] = {"checkpoint": str(StateRef(thread, turn.checkpoint_id))}
-        return AgentAnswer(text, metadata=metadata)
+        # A graph gets the question alone.
+        return with_ignored(AgentAnswer(text, metadata=metadata), turn.run, *UNKNOWN, "attachments_markdown")
 
     async def _begin(
         self, turn: HostedTurn, ref: StateRef | None, configurable: dict[str, Any], speech: Speech

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -48,6 +49,27 @@ async def test_emits_each_piece_and_answers_with_the_whole(pool: ModelPool) -> N
         "finish_reason": "stop",
         "token_usage": {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5},
     }
+
+
+ATTACHED = {"attachments_markdown": "# Prices\n\n42", "deep_search": True, "selected_chat_context_ids": ["c1"]}
+
+
+async def test_the_text_of_attachments_is_asked_with_the_question(pool: ModelPool) -> None:
+    async with scripted(GOOD) as server:
+        run = replace(Turn("How much?").run, runtime_context=ATTACHED)
+        answer = await georges(pool, server.base_url).run(run)
+    assert server.requests[0].body["messages"][-1] == {
+        "role": "user",
+        "content": "Attached:\n\n# Prices\n\n42\n\n\nQuestion: How much?",
+    }
+    assert answer.metadata["extras"] == {"without_effect": ["selected_chat_context_ids", "deep_search"]}
+
+
+async def test_an_answer_names_nothing_that_was_not_asked_for(pool: ModelPool) -> None:
+    async with scripted(GOOD) as server:
+        run = replace(Turn().run, runtime_context={"deep_search": False, "selected_chat_context_ids": []})
+        answer = await georges(pool, server.base_url).run(run)
+    assert "extras" not in answer.metadata
 
 
 async def test_remembers_the_conversation(pool: ModelPool) -> None:

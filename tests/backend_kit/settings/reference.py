@@ -58,7 +58,7 @@ def _service(title: str, model: type[RootSection]) -> Iterator[str]:
 
 
 def _without_effect(model: type[Section], prefix: str) -> Iterator[str]:
-    """The ignored keys, and those that say so themselves. A pattern does not cover the fields that match it."""
+    """The ignored keys. A pattern does not cover the fields that match it."""
     for key in model.ignored_keys:
         kept = [f"`{name}`" for name in model.model_fields if fnmatchcase(name, key)]
         yield f"`{prefix}{key}`" + (f" (other than {', '.join(kept)})" if kept else "")
@@ -66,8 +66,6 @@ def _without_effect(model: type[Section], prefix: str) -> Iterator[str]:
         nested = nested_section(field.annotation)
         if nested is not None:
             yield from _without_effect(nested, f"{prefix}{name}{_index(field)}.")
-        elif WITHOUT_EFFECT in meaning(model, name):
-            yield f"`{prefix}{name}`"
 
 
 def _rows(model: type[Section], prefix: str, shown: dict[type[Section], str]) -> Iterator[str]:

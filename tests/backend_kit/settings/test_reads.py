@@ -9,7 +9,7 @@ from backend_kit.settings import Section
 from backend_kit.settings.base import RootSection
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.settings.reads import keys_of, read_by_loader, reads, sections_of
-from tests.backend_kit.settings.reference import HANDED_THROUGH, WITHOUT_EFFECT, meaning
+from tests.backend_kit.settings.reference import HANDED_THROUGH, meaning
 from tests.checks.source import module_of, modules
 
 
@@ -19,7 +19,7 @@ def test_every_key_is_read_or_says_that_it_is_not(root: type[RootSection]) -> No
     for module in modules(root.__module__.partition(".")[0], "backend_kit"):
         read |= reads(module, sections_of(root))
     keys = keys_of(root)
-    marked = {key for key in keys if HANDED_THROUGH in meaning(*key) or WITHOUT_EFFECT in meaning(*key)}
+    marked = {key for key in keys if HANDED_THROUGH in meaning(*key)}
     assert {keys[key] for key in keys.keys() - read - marked} == set(), "nothing reads these"
     assert {keys[key] for key in marked & read} == set(), "these are read and say that they are not"
 
