@@ -304,7 +304,7 @@ class AgenticService(Service[AgenticSettings, State]):
             agents=make_agents(settings, catalog, persistence),
             documents=knowledge,
             kpi=kpi,
-            attachments=make_attachments(settings, persistence, metrics, stack),
+            attachments=make_attachments(settings, persistence, metrics, kpi, stack),
             keys=self._make_keys(metrics, stack),
             feedback=persistence.feedback,
             figures=persistence.figures,
@@ -376,7 +376,7 @@ class AgenticService(Service[AgenticSettings, State]):
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
         TurnQuantiles(windows, self._registry)
-        reports = TurnReports(kpi, metrics, windows, acked_by_database=settings.persistence.ack == "db")
+        reports = TurnReports(kpi, metrics, windows)
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,

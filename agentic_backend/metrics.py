@@ -249,6 +249,12 @@ class AgenticMetrics(ServiceMetrics):
         self.persist_retries: Labelled[Counter] = self._counters(
             "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
         )
+        self.persist_turns: Counter = self._kpi.counter(
+            "persist_turns",
+            PrometheusCounter(
+                "app_persist_turns_total", "Turns that batch transactions have committed.", registry=self._registry
+            ),
+        )
         self.persist_batch_records: Amounts = self._kpi.amounts(
             "persist_batch",
             Histogram(
@@ -296,6 +302,12 @@ class AgenticMetrics(ServiceMetrics):
             "app_spool_ack_seconds",
             "From the hand-over of a finished turn to its being on the spool's disk.",
             "spool_ack_ms",
+            buckets.SHORT,
+        )
+        self.db_ack: Seconds = self._timer(
+            "app_db_ack_seconds",
+            "From the hand-over of a finished turn to its commit in Postgres, of turns whose end waits for that.",
+            "db_ack_ms",
             buckets.SHORT,
         )
         self.spool_commit: Seconds = self._timer(

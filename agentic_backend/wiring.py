@@ -146,7 +146,7 @@ def by_user(settings: AgenticSettings, rules: GateRules) -> FairGate:
 
 
 def make_attachments(
-    settings: AgenticSettings, persistence: Persistence, metrics: AgenticMetrics, stack: AsyncExitStack
+    settings: AgenticSettings, persistence: Persistence, metrics: AgenticMetrics, kpi: Kpi, stack: AsyncExitStack
 ) -> AttachmentServices:
     """What the routes of attachments need; `stack` closes their connections to knowledge flow."""
     ai = settings.ai
@@ -163,7 +163,7 @@ def make_attachments(
         store=persistence.attachments,
         sessions=persistence.store,
         documents=client,
-        leftovers=Leftovers(persistence.attachments, client),
+        leftovers=Leftovers(persistence.attachments, client, kpi),
         most=ai.max_attached_files_per_user,
         max_bytes=ai.max_attached_file_size_mb * _MIB,
         limit_hit=metrics.limit_hit,
@@ -325,6 +325,7 @@ def turn_rules(settings: AgenticSettings) -> TurnRules:
         settings.ai.restore_max_exchanges,
         keep_thoughts=settings.history.keep_thoughts,
         authenticated=settings.security.user.enabled,
+        ack=settings.persistence.ack,
     )
 
 

@@ -6,8 +6,11 @@ from prometheus_client import Counter as PrometheusCounter
 from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
 from backend_kit.kpi import Gauge as KpiGauge
 
-PHASES = ("search_turn", "lexical_query", "vector_query", "rerank", "ingest_parse", "ingest_embed", "ingest_write")
-"""Phases of this service beyond those that every process knows (`embed_query` is one of them)."""
+PHASES = (
+    "embed_query", "search_turn", "lexical_query", "vector_query", "os_query", "rerank", "ingest_parse", "ingest_embed",
+    "ingest_write",
+)  # fmt: skip
+"""Phases of this service beyond those that every process knows (`vector_search` and `vector_rerank` are two of them)."""
 
 
 class KnowledgeFlowMetrics(ServiceMetrics):

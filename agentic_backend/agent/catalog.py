@@ -13,7 +13,7 @@ from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.answering import UNKNOWN, with_ignored
-from agentic_backend.agent.hosted import HostedAgent, Hosting
+from agentic_backend.agent.hosted import GRAPH, HostedAgent, Hosting
 from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, import_agent, load_graph
 from agentic_backend.agent.hosted.openai_streams import read_streams_plainly
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting
@@ -25,7 +25,7 @@ from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnF
 from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec, Restart
-from backend_kit.kpi import phase
+from backend_kit.kpi import gaps, phase
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class Agent:
             if self._straight is not None and not callbacks_configured():
                 return await self._straight.run(begin, context=run, recursion_limit=self._recursion_limit)
             # Without stream modes: text goes through `run.emit`, which avoids the graph's 44 µs a token.
-            state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
+            with gaps(GRAPH):
+                state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
         except GraphRecursionError as failure:
             raise TurnFailed("recursion limit") from failure
         return state

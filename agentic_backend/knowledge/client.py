@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -82,11 +83,13 @@ class Caller:
 
 
 class _Route:
-    """One route: its address, the phase it is timed as, and whether it may be called at all."""
+    """One route: its address, its name in the log, and whether it may be called at all. `timed`: it is part of a turn,
+    of which its name is a phase."""
 
-    def __init__(self, base: str, path: str, phase_name: str) -> None:
+    def __init__(self, base: str, path: str, name: str, *, timed: bool = False) -> None:
         self.url = URL(base.rstrip("/") + path)
-        self.phase = phase_name
+        self.name = name
+        self.timed = timed
         self.breaker = Breaker(perf_counter, lambda wait_s: KfUnavailable("circuit open", retry_after_s=wait_s))
 
 
@@ -101,7 +104,7 @@ class KnowledgeClient:
         self.endpoint = endpoint
         self._metrics = metrics
         # A breaker each: what one route cannot do says nothing of the others.
-        self._search = _Route(endpoint.base_url, "/vector/search", "kf_vector_search")
+        self._search = _Route(endpoint.base_url, "/vector/search", "kf_vector_search", timed=True)
         self._markdown = _Route(endpoint.base_url, "/markdown", "kf_markdown")
         self._passage = _Route(endpoint.base_url, "/documents", "kf_passage")
         self._log = QuietLog(logger)
@@ -182,7 +185,7 @@ class KnowledgeClient:
     ) -> T:
         """One call with its deadline, its verdict on the service, and its answer as `parse` makes it."""
         with guarded(route.breaker, _is_up, "" if self.endpoint.one_user else caller.user_id):
-            with phase(route.phase):
+            with phase(route.name) if route.timed else nullcontext():
                 answer = await self._client.call(
                     request, retries=retries, again=frozenset({"reset"}), deadline_s=self.endpoint.deadline_s
                 )
@@ -198,7 +201,7 @@ class KnowledgeClient:
         self, route: _Route, reason: str, wait_s: float | None = None, kind: type[KfUnavailable] = KfUnavailable
     ) -> KfUnavailable:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""
-        cause = f"{route.phase}: {reason}"
+        cause = f"{route.name}: {reason}"
         self._log.warning(cause, "knowledge flow failed: %s", cause)
         return kind(reason, retry_after_s=None if wait_s is None else min(wait_s, _LONGEST_WAIT_S))
 
@@ -229,7 +232,7 @@ def _is_up(failure: CallFailed) -> bool | None:
 _MAX_PARTS: Final = 32
 _MAX_CHARS: Final = 4096
 _MS: Final = r"(\d{1,7}(?:\.\d{1,6})?)"
-_COUNTED: Final = {"vector_rerank": ("vector_rerank", "kf_vector_rerank")}
+_COUNTED_PHASES: Final = {"vector_rerank": ("vector_rerank", "kf_vector_rerank")}
 """Parts that are phases of docs/contract.md#phases here as well."""
 _PART: Final = re.compile(rf"(?:^|, ?)([a-z][a-z0-9_]{{0,39}});dur={_MS}(?:;start={_MS})?(?=,|$)")
 
@@ -255,5 +258,5 @@ def enter_timing(header: str, began: float, ended: float) -> None:
     for name, took_s, start_s in parts:
         if start_s is not None and start_s + took_s <= total_s + 1e-4:
             ledger.add(f"kf_{name}", first + start_s, first + start_s + took_s)
-            for counted in _COUNTED.get(name, ()):
+            for counted in _COUNTED_PHASES.get(name, ()):
                 ledger.kpi.record_phase(counted, took_s)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
 from backend_kit.auth import AuditEvent, Credentials, KeyScope
+from backend_kit.kpi import Kpi
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class Leftovers:
     while knowledge flow is away, otherwise at the owner's next request.
     """
 
-    def __init__(self, store: AttachmentStore, documents: AttachmentDocuments) -> None:
+    def __init__(self, store: AttachmentStore, documents: AttachmentDocuments, kpi: Kpi) -> None:
+        self._kpi = kpi
         self._store = store
         self._documents = documents
         self._owners: dict[str, Credentials | None] = {}
@@ -132,7 +134,8 @@ class Leftovers:
             return
         gone: list[str] = []
         try:
-            left = await self._store.leftovers(list(owners))
+            with self._kpi.phase("attachments_list_on_delete"):
+                left = await self._store.leftovers(list(owners))
             for user_id, credentials in owners.items():
                 own = [one for one in left if one.user_id == user_id]
                 if await self._deleted(own, Caller(credentials), gone) and self._owners.get(user_id) is credentials:

@@ -52,7 +52,7 @@ from agentic_backend.session.stream import (
     Whole,
 )
 from agentic_backend.session.titles import Titles
-from agentic_backend.session.turn_report import TurnEnd, TurnReports, loggable, usage_of
+from agentic_backend.session.turn_report import NUMBERED, TurnEnd, TurnReports, loggable, usage_of
 from backend_kit.auth import AuditAction, AuditEvent, NoteEvent
 from backend_kit.kpi import Kpi, Ledger, Status, phase
 from backend_kit.wire import Code, ServiceError, dumps, message_for
@@ -63,6 +63,7 @@ MODEL_PREFERENCE = "model"
 """The session preference that names the model of asks without one."""
 _GIVEN_BYTES = 64 * 1024
 """Of what a client sent with its question, that is written to the disk so that the turn can run again."""
+_ACK_PHASES: Mapping[Durability, str] = {"spool": "spool_ack", "db": "db_ack", "none": "turn_close"}
 _LEASE_PAUSE_S = 0.05
 _LONGEST_LEASE_PAUSE_S = 0.5
 _REST_S = 12 * 3600.0
@@ -73,14 +74,15 @@ _REST_S = 12 * 3600.0
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
     is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
-    them. `kept` is whether anything of a turn is stored. `lease_wait_s` is how long an ask that queues waits for a turn
-    that another instance runs."""
+    them. `kept` is whether anything of a turn is stored, and `ack` what its end waits for. `lease_wait_s` is how long an
+    ask that queues waits for a turn that another instance runs."""
 
     turn_s: float
     restore_max_exchanges: int
     keep_thoughts: bool = False
     authenticated: bool = False
     kept: bool = True
+    ack: Durability = "spool"
     lease_wait_s: float = 300.0
 
 
@@ -173,7 +175,8 @@ class TurnRunner:
         `SessionAwaited` where it must be run later.
         """
         ask = turn.ask
-        ledger = Ledger(self._kpi, started=ask.received_at, owner=self._known_agent(ask.agent_id))
+        owner = self._known_agent(ask.agent_id)
+        ledger = Ledger(self._kpi, started=ask.received_at, owner=owner, numbered=NUMBERED)
         with contextlib.ExitStack() as ending:
             ending.enter_context(ledger.activate())
             self._reports.begin(ledger)
@@ -547,7 +550,7 @@ class TurnRunner:
             record = TurnRecord(session, exchange.ask.exchange_id, messages, lease.fence if lease else None)
         turn = exchange.turn
         try:
-            with phase("spool_ack"):
+            with phase(_ACK_PHASES[self._rules.ack]):
                 durable = await self._log.append(record)
         except StorageFull as error:
             # It is not durable yet, so it is not published as a durable end.

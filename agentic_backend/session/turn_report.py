@@ -18,9 +18,14 @@ from backend_kit.wire import Code, ServiceError
 
 logger = logging.getLogger("turnwise.turn")
 
-TURN_PHASES: Final = ("session_wait", "ask_commit", "turn_open", "turn_close")
+TURN_PHASES: Final = (
+    "session_wait", "ask_commit", "turn_open", "admission_wait", "turn_close", "spool_ack", "db_ack",
+)  # fmt: skip
 """Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, where several
-instances run the commit of its question, and its own beginning and end."""
+instances run the commit of its question, its own beginning, the wait for a slot, its own end, and the acknowledgement
+of its record by the spool's disk or, with `persistence.ack: db`, by Postgres."""
+NUMBERED: Final = frozenset({"llm_invoke", "tool_call"})
+"""Phases whose rows say which call of the turn they are."""
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""
@@ -45,9 +50,7 @@ class TurnEnd:
 class TurnReports:
     """Reports turns, each exactly once, however it ended."""
 
-    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, acked_by_database: bool) -> None:
-        """`acked_by_database`: a turn's end waits for Postgres, not for the spool (`persistence.ack: db`)."""
-        self._acked_by_database = acked_by_database
+    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows) -> None:
         self._kpi = kpi
         self._metrics = metrics
         self.windows = windows
@@ -87,7 +90,6 @@ class TurnReports:
             total_ms=total_s * 1e3,
             unattributed_ms=unattributed_ms,
             first_token_ms=None if first_token_s is None else first_token_s * 1e3,
-            stored=self._acked_by_database,
         )
         if logger.isEnabledFor(logging.INFO):
             fields = {

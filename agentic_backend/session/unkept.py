@@ -42,7 +42,7 @@ def unkept_turns(
         metrics=metrics,
         kpi=kpi,
         reports=reports,
-        rules=TurnRules(turn_s, restore_max_exchanges=0, kept=False),
+        rules=TurnRules(turn_s, restore_max_exchanges=0, kept=False, ack="none"),
     )
     return TurnRegistry(runner=runner, admission=admission, log=log, tasks=tasks, rules=_RULES)
 

@@ -349,6 +349,7 @@ class Batcher:
             else:
                 op.found = True
                 self._metrics.persist_lag.observe(now - op.at)
+                self._metrics.persist_turns.inc()
         self._metrics.persist_batch_records.observe(len(batch))
         if not given_up:
             self._settle(batch)

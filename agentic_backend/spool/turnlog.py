@@ -126,8 +126,9 @@ class PersistentTurnLog:
         if op.committed is None:
             return "none"
         durable = await self._kept(op.committed, on_disk)
-        if durable == "spool":
-            self._metrics.spool_ack.observe(time.perf_counter() - begun)
+        if durable != "none":
+            acknowledged = self._metrics.spool_ack if durable == "spool" else self._metrics.db_ack
+            acknowledged.observe(time.perf_counter() - begun)
         if op.refused_as == "fenced":
             raise LeaseLost
         if durable == "none" or (durable == "db" and not op.found):

@@ -197,7 +197,7 @@ class TurnProcess:
             assert kit is not None
             self._agent_id = agents[0].id
             agents = Catalog(agents, kit, checkpoints=checkpoints, hosting=hosting)
-        reports = TurnReports(kpi, metrics, Windows(), acked_by_database=False)
+        reports = TurnReports(kpi, metrics, Windows())
         runner = TurnRunner(
             store=storage,
             log=storage,

@@ -30,10 +30,12 @@ _OF_PHASE: Final[dict[str, Account]] = {
     "db_statement": "sql",
     "ask_commit": "sql",
     "spool_ack": "disk",
+    "db_ack": "stored",
     "kf_vector_search": "search",
     "kf_search_turn": "search",
     "kf_lexical_query": "search",
     "kf_vector_query": "search",
+    "kf_os_query": "search",
     "kf_db_pool_wait": "search",
     "kf_embed_query": "embedding",
     "kf_vector_rerank": "rerank",
@@ -62,10 +64,8 @@ HOPS: Final[dict[Account, int]] = {
 is sent, begins and ends. Knowledge flow measures its own phases, which do not wait for this loop."""
 
 
-def account_of(phase: str, *, stored: bool = False) -> Account:
-    """The account for the own time of a phase; `stored`: the acknowledgement is the database's."""
-    if stored and phase == "spool_ack":
-        return "stored"
+def account_of(phase: str) -> Account:
+    """The account for the own time of a phase."""
     return _OF_PHASE.get(phase, "own")
 
 

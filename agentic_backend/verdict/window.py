@@ -113,13 +113,12 @@ class Windows:
         total_ms: float,
         unattributed_ms: float,
         first_token_ms: float | None,
-        stored: bool,
     ) -> None:
-        """Enter a turn that ran. `stored`: its end waited for the database rather than for the spool."""
+        """Enter a turn that ran."""
         now = self._now
         now.turns += 1
         for phase, ms in own_ms(rows):
-            now.enter(account_of(phase, stored=stored), ms)
+            now.enter(account_of(phase), ms)
         now.enter("own", unattributed_ms)
         if len(now.turn_ms) < _LATENCIES_KEPT:
             now.turn_ms.append(total_ms)

@@ -9,7 +9,7 @@ import { duration } from "./format.js";
 
 /**
  * @typedef {{rows: Frames.LedgerRow[], unattributedMs: number|null, totalMs?: number|null}} Ledger
- * @typedef {{phase: string, depth: number, startMs: number, ms: number, hue: number}} Row
+ * @typedef {{phase: string, call: number|null, depth: number, startMs: number, ms: number, hue: number}} Row
  * @typedef {{rows: Row[], totalMs: number, unattributedMs: number|null}} Summary
  * @typedef {{phase: string|null, hue: number|null, ms: number}} Piece
  * @typedef {{firstTokenMs: number|null, elapsedMs: number|null}} Measured
@@ -33,6 +33,7 @@ const KNOWN_HUES = new Map([
   ["stream_agent_response", 6],
   ["persist_tx", 7],
   ["spool_ack", 7],
+  ["db_ack", 7],
 ]);
 
 /**
@@ -57,7 +58,8 @@ export function summarise(ledger) {
 function rowOf(row) {
   const valid = row !== null && typeof row === "object" && typeof row.phase === "string";
   if (!valid || ![row.ms, row.start_ms, row.depth].every(Number.isFinite) || row.ms < 0) return [];
-  return [{ phase: row.phase, depth: row.depth, startMs: row.start_ms, ms: row.ms, hue: hueOf(row.phase) }];
+  const call = row.call ?? null;
+  return [{ phase: row.phase, call, depth: row.depth, startMs: row.start_ms, ms: row.ms, hue: hueOf(row.phase) }];
 }
 
 /** @param {string} phase */
@@ -155,10 +157,11 @@ function renderBar(all, totalMs) {
 
 /** @param {Summary} summary @param {Measured} measured */
 function renderTable(summary, measured) {
+  const several = new Set(summary.rows.filter(({ call }) => call !== null && call > 1).map(({ phase }) => phase));
   const rows = summary.rows.map((row) => {
     const swatch = el("span", { class: `swatch hue-${row.hue}` });
     swatch.style.marginInlineStart = `${Math.min(row.depth, 8) * 1.1}rem`;
-    const name = el("th", { scope: "row" }, swatch, row.phase);
+    const name = el("th", { scope: "row" }, swatch, several.has(row.phase) ? `${row.phase} ${row.call}` : row.phase);
     const line = cells(name, duration(row.startMs), duration(row.ms), share(row.ms, summary.totalMs));
     line.classList.toggle("nested-row", row.depth > 0);
     return line;

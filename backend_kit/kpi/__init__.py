@@ -15,6 +15,7 @@ from backend_kit.kpi.core import (
     Spent,
     Status,
     current_ledger,
+    gaps,
     phase,
 )
 from backend_kit.kpi.culprit import Culprits
@@ -47,5 +48,6 @@ __all__ = [
     "Summary",
     "buckets",
     "current_ledger",
+    "gaps",
     "phase",
 ]

@@ -2,14 +2,14 @@
 
 import re
 from asyncio import CancelledError
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from operator import itemgetter
 from time import perf_counter
 from types import TracebackType
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client import Counter as PrometheusCounter
@@ -22,15 +22,13 @@ from backend_kit.kpi.exposition import LegacyPhaseHistogram
 from backend_kit.kpi.rollup import Rollup, Seen
 from backend_kit.kpi.statements import StatementCounts
 
-FIRST_PHASES: Final = (
+PHASES: Final = (
     "session_read", "agent_init", "history_restore", "llm_invoke", "llm_invoke_title", "vector_search",
     "vector_rerank", "kf_vector_search", "kf_vector_rerank", "answer_general_only", "answer_no_results",
     "answer_no_sources", "answer_with_sources", "stream_agent_response", "persist_tx", "stream_total", "session_list",
     "session_write", "history_get", "attachments_list_on_delete",
 )  # fmt: skip
-"""The phases of docs/contract.md#phases, on which readers of the summary depend."""
-PHASES: Final = (*FIRST_PHASES, "admission_wait", "spool_ack", "embed_query", "os_query")
-"""Phases every process knows, so that the label set of the metric is closed."""
+"""The phases of docs/contract.md#phases, on which readers of the summary depend: every process knows them."""
 
 LEGACY_GAUGES: Final = ("persist_pool_wait_ms", "persist_sql_ms", "event_loop_lag_ms")
 MAX_EXTRA_PHASES: Final = 160
@@ -40,6 +38,7 @@ MAX_ROWS: Final = 256
 _CURRENT: ContextVar["Ledger | None"] = ContextVar("turnwise_ledger", default=None)
 _NOTHING: Final = nullcontext()
 _START_AND_DEPTH: Final = itemgetter("start_ms", "depth")
+_LEAST_GAP_S: Final = 5e-5
 
 Status = Literal["ok", "error", "cancelled", "timeout"]
 
@@ -187,12 +186,14 @@ class _Series:
 
 
 class LedgerRow(TypedDict):
-    """One phase of a turn. Milliseconds; `start_ms` counts from the ask's arrival."""
+    """One phase of a turn. Milliseconds; `start_ms` counts from the ask's arrival. `call`: which one of its phase it
+    is, from 1 by start, where the ledger numbers that phase."""
 
     phase: str
     depth: int
     start_ms: float
     ms: float
+    call: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +220,19 @@ class Ledger:
     `owner` the agent whose turn it is. Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
     """
 
-    __slots__ = ("_covered", "_rows", "_timed", "current", "dropped_rows", "kpi", "open", "owner", "spent", "started")
+    __slots__ = (
+        "_covered", "_numbered", "_rows", "_timed", "current", "dropped_rows", "kpi", "open", "owner", "spent",
+        "started",
+    )  # fmt: skip
 
-    def __init__(self, kpi: "Kpi", *, started: float | None = None, owner: str = "") -> None:
-        """`started` is the ask's arrival on the perf_counter clock, now where absent."""
+    def __init__(
+        self, kpi: "Kpi", *, started: float | None = None, owner: str = "", numbered: Collection[str] = ()
+    ) -> None:
+        """`started` is the ask's arrival on the perf_counter clock, now where absent; the rows of `numbered` phases say
+        which call they are."""
         self.kpi = kpi
         self.owner = owner
+        self._numbered = numbered
         self.spent: list[Spent] = []
         self.started = perf_counter() if started is None else started
         self.current: str | None = None
@@ -260,7 +268,30 @@ class Ledger:
         for phase, depth, start, end in self._timed[len(self._rows) :]:
             start_ms, ms = _milliseconds(start - self.started), _milliseconds(end - start)
             self._rows.append({"phase": phase, "depth": depth, "start_ms": start_ms, "ms": ms})
-        return sorted(self._rows, key=_START_AND_DEPTH)
+        rows = sorted(self._rows, key=_START_AND_DEPTH)
+        if self._numbered:
+            counts = dict.fromkeys(self._numbered, 0)
+            for row in rows:
+                if (name := row["phase"]) in counts:
+                    row["call"] = counts[name] = counts[name] + 1
+        return rows
+
+    @contextmanager
+    def name_gaps(self, name: str) -> Iterator[None]:
+        """Time what no phase in the block covers: each gap of 50 us or more is a row and an observation of `name`."""
+        before, dropped, begun = len(self._timed), self.dropped_rows, perf_counter()
+        try:
+            yield
+        finally:
+            ended = perf_counter()
+            covered = sorted((start, end) for _, _, start, end in self._timed[before:])
+            if self.dropped_rows == dropped:  # else what is not known to be covered may be
+                covered_until = begun
+                for start, end in [*covered, (ended, ended)]:
+                    if start - covered_until >= _LEAST_GAP_S:
+                        self.add(name, covered_until, start)
+                        self.kpi.record_phase(name, start - covered_until)
+                    covered_until = max(covered_until, end)
 
     def unattributed_ms(self, total_ms: float) -> float:
         """What the finished phases of depth 0 leave of a turn of `total_ms`; never below 0."""
@@ -285,6 +316,12 @@ def phase(name: str) -> "PhaseTimer | nullcontext[None]":
     """Time a step of the current turn: `with phase("vector_search"): …`. Does nothing where no turn is current."""
     ledger = _CURRENT.get()
     return _NOTHING if ledger is None else ledger.kpi.phase(name)
+
+
+def gaps(name: str) -> AbstractContextManager[None]:
+    """`Ledger.name_gaps` of the current turn; does nothing where no turn is current."""
+    ledger = _CURRENT.get()
+    return _NOTHING if ledger is None else ledger.name_gaps(name)
 
 
 class PhaseTimer:

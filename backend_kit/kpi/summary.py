@@ -11,7 +11,7 @@ from typing import Final, TextIO
 import psutil
 
 from backend_kit.aio import WatchedThread
-from backend_kit.kpi.core import FIRST_PHASES, LEGACY_GAUGES, Kpi
+from backend_kit.kpi.core import LEGACY_GAUGES, PHASES, Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
 
 PREFIX: Final = "[KPI][SUMMARY]"
@@ -20,12 +20,14 @@ _QUIET_LEVELS: Final = frozenset({"warning", "error", "critical"})
 _MIB: Final = 1024 * 1024
 
 _FIRST_TIMERS: Final = (
-    *(f"app.phase_latency_ms|phase={phase}" for phase in FIRST_PHASES),
+    *(f"app.phase_latency_ms|phase={phase}" for phase in PHASES),
     "app.turn_latency_ms",
     "app.ttft_ms",
     "app.overhead_ms",
 )
-_FIRST_COUNTERS: Final = ("persist_lost", "persist_dead_letters", "rank_conflicts", "turns", "tokens", "cost")
+_FIRST_COUNTERS: Final = (
+    "persist_lost", "persist_dead_letters", "rank_conflicts", "turns", "persist_turns", "tokens", "cost",
+)  # fmt: skip
 """Rare ones among them, which should stay 0."""
 
 

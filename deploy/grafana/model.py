@@ -290,7 +290,7 @@ def _links() -> Json:
     }
 
 
-OWN_PHASES = ("admission_wait", "session_read", "agent_init", "history_restore", "spool_ack")
+OWN_PHASES = ("admission_wait", "session_read", "agent_init", "history_restore", "spool_ack", "db_ack")
 """Phases of depth 0 beside the agent: they do not overlap."""
 KNOWLEDGE = ("kf_vector_search",)
 """Calls of knowledge flow; a rerank is part of its search."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from backend_kit.aio import FairGate, GateRules
 from backend_kit.aio.retry import QuietLog
@@ -28,6 +28,9 @@ from knowledge_flow_backend.rerank.local import QuestionVectors
 from knowledge_flow_backend.search.wire import Provenance, RerankRequest, SearchRequest, move_hit
 
 logger = logging.getLogger(__name__)
+
+SEARCH_PHASE: Final = "vector_search"
+"""A search in the index, with the vector of its question and without its rerank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,9 @@ class SearchService:
                 session_id=request.session_id,
             )
             try:
-                async with asyncio.timeout_at(ends_at):
-                    found = await self._index.search(query, lambda: self._embed(request))
+                with self.kpi.phase(SEARCH_PHASE):
+                    async with asyncio.timeout_at(ends_at):
+                        found = await self._index.search(query, lambda: self._embed(request))
             except TimeoutError:
                 raise IndexUnavailable("the search took longer than its deadline") from None
             if not found:
@@ -129,7 +133,8 @@ class SearchService:
             self._check(request.question)
             hits = request.documents
             candidates = [Candidate(hit.content, hit.chunk_uid) for hit in hits]
-            done = await self._reranking.rerank(request.question, candidates, request.top_r, reader)
+            with self.kpi.phase("vector_rerank"):
+                done = await self._reranking.rerank(request.question, candidates, request.top_r, reader)
             return _answer(lambda place: hits[place].model_dump(), done)
 
     def _query(self, request: SearchRequest, reader: Reader) -> IndexQuery:

@@ -46,6 +46,7 @@ app_postgres_standbys gauge -
 app_postgres_synchronous gauge -
 app_postgres_unreplicated_records gauge -
 app_persist_batch_records histogram -
+app_persist_turns counter -
 app_persist_dead_letters counter -
 app_persist_failures counter reason
 app_persist_fill_ratio gauge -
@@ -61,6 +62,7 @@ app_rank_conflicts counter -
 app_replay_bytes gauge -
 app_replay_events gauge -
 app_spool_ack_seconds histogram -
+app_db_ack_seconds histogram -
 app_spool_bytes gauge -
 app_spool_commit_seconds histogram -
 app_spool_damaged_frames counter -
@@ -156,6 +158,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.persist_failures("shutdown").inc()
     metrics.persist_retries("connection").inc()
     metrics.persist_batch_records.observe(64)
+    metrics.persist_turns.inc()
+    metrics.db_ack.observe(0.004)
     metrics.turn_deltas.observe(50)
     metrics.history_bytes("session").set(1)
     metrics.history_rows("session").set(1)

@@ -54,7 +54,7 @@ class Cases:
         self.kpi = Kpi(CollectorRegistry(), service="bench", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.metrics = AgenticMetrics(self.kpi.registry, self.kpi)
         self.windows = Windows()
-        self.accounts = TurnReports(self.kpi, self.metrics, self.windows, acked_by_database=False)
+        self.accounts = TurnReports(self.kpi, self.metrics, self.windows)
         self.model = Metered(self.metrics)
 
     def observed(self) -> int:

@@ -37,6 +37,7 @@ _TIMERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "unattributed": ("app_turn_unattributed_seconds", ("turn_unattributed_ms",)),
     "admission wait": ("app_admission_wait_seconds", ("admission_wait_ms",)),
     "spool ack": ("app_spool_ack_seconds", ("spool_ack_ms",)),
+    "Postgres ack": ("app_db_ack_seconds", ("db_ack_ms",)),
     "persist lag": ("app_persist_lag_seconds", ("persist_lag_ms",)),
     "socket send": ("app_ws_send_seconds", ("app.ws_send_ms",)),
     "loop lag": ("app_event_loop_lag_seconds", ("event_loop_lag_ms",)),

@@ -17,6 +17,7 @@ _FAMILIES = (
     "app_turn_unattributed_seconds",
     "app_admission_wait_seconds",
     "app_spool_ack_seconds",
+    "app_db_ack_seconds",
     "app_persist_lag_seconds",
     "app_ws_send_seconds",
     "app_event_loop_lag_seconds",

@@ -2,5 +2,6 @@
 
 from agentic_backend.agent.hosted.agent import PHASES, HostedAgent, Hosting
 from agentic_backend.agent.hosted.state import GraphState
+from agentic_backend.agent.hosted.watch import GRAPH
 
-__all__ = ["PHASES", "GraphState", "HostedAgent", "Hosting"]
+__all__ = ["GRAPH", "PHASES", "GraphState", "HostedAgent", "Hosting"]

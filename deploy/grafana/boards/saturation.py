@@ -239,6 +239,7 @@ def _to_postgres() -> Row:
                 "s",
                 [
                     Target(quantile(0.95, "app_spool_ack_seconds"), "acknowledged"),
+                    Target(quantile(0.95, "app_db_ack_seconds"), "by Postgres (ack: db)"),
                     Target(quantile(0.95, "app_spool_commit_seconds"), "one flush"),
                 ],
             ),

@@ -267,4 +267,5 @@ class OpenSearchChunks(PostgresReads):
 
     async def _found(self, body: dict[str, Any], reader: Reader) -> list[tuple[str, float]]:
         async with self._step(reader):
-            return await self._cluster.search(self._database.index, body)
+            with self._kpi.phase("os_query"):
+                return await self._cluster.search(self._database.index, body)

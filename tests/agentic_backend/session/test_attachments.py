@@ -9,6 +9,7 @@ from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenti
 from agentic_backend.knowledge import Caller
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
 from backend_kit.auth import AuditEvent, Credentials
+from backend_kit.kpi import Kpi
 from backend_kit.wire import ServiceError
 from tests.support.patience import PATIENCE_S
 
@@ -83,8 +84,8 @@ def knowledge() -> Knowledge:
 
 
 @pytest.fixture
-def leftovers(attachments: MemoryAttachments, knowledge: Knowledge) -> Leftovers:
-    return Leftovers(attachments, knowledge)
+def leftovers(attachments: MemoryAttachments, knowledge: Knowledge, kpi: Kpi) -> Leftovers:
+    return Leftovers(attachments, knowledge, kpi)
 
 
 async def test_only_of_users_that_were_seen_and_a_session_at_once(

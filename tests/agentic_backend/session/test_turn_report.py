@@ -23,11 +23,11 @@ FIELD = r'([a-z_.0-9]+)=([^\s="]+|"[^"\\]*")'
 class Desk:
     """Accounts over a registry of their own, and one ask with its ledger."""
 
-    def __init__(self, *, acked_by_database: bool = False, **ask: Any) -> None:
+    def __init__(self, **ask: Any) -> None:
         self.kpi = Kpi(CollectorRegistry(), service="agentic", phases=(*AGENT_PHASES, *TURN_PHASES))
         self.windows = Windows()
         metrics = AgenticMetrics(self.kpi.registry, self.kpi)
-        self.reports = TurnReports(self.kpi, metrics, self.windows, acked_by_database=acked_by_database)
+        self.reports = TurnReports(self.kpi, metrics, self.windows)
         given = {"session_id": "s-1", "exchange_id": "e-1", "message": "canary question", "request_id": "r1"}
         self.ask = Ask(agent_id="Georges", user_id="ann", **(given | {"received_at": time.perf_counter()} | ask))
         self.ledger = Ledger(self.kpi, started=self.ask.received_at, owner="Georges")
@@ -142,11 +142,11 @@ def test_the_deltas_of_turns_that_had_any_are_observed() -> None:
     assert (desk.value("app_turn_deltas_count"), desk.value("app_turn_deltas_sum")) == (1, 12)
 
 
-@pytest.mark.parametrize(("acked_by_database", "account"), [(False, "disk"), (True, "stored")])
-def test_the_acknowledgement_counts_for_what_it_waits_for(*, acked_by_database: bool, account: str) -> None:
+@pytest.mark.parametrize(("ack", "account"), [("spool_ack", "disk"), ("db_ack", "stored")])
+def test_the_acknowledgement_counts_for_what_it_waits_for(ack: str, account: str) -> None:
     """Also where Postgres was faster than a spool that hung: the wait was for the spool."""
-    desk = Desk(acked_by_database=acked_by_database)
-    desk.ledger.add("spool_ack", desk.ask.received_at, desk.ask.received_at + 0.9)
+    desk = Desk()
+    desk.ledger.add(ack, desk.ask.received_at, desk.ask.received_at + 0.9)
     desk.end(durable="db")
     assert round(desk.windows.close_slice(Gauged()).ms[account]) == 900  # type: ignore[index]
 

@@ -77,5 +77,5 @@ def test_every_phase_has_an_account_and_every_account_a_place() -> None:
     accounts = {account_of(phase) for phase in (*PHASES, *AGENT_PHASES)}
     assert accounts <= {*CAUSES, "own", "ahead"}
     assert account_of("made_by_an_author") == "own"
-    assert account_of("spool_ack", stored=True) == "stored"
+    assert (account_of("spool_ack"), account_of("db_ack")) == ("disk", "stored")
     assert set(HOPS) <= {*CAUSES, "ahead", "stored"}

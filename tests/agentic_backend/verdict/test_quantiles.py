@@ -8,7 +8,7 @@ from agentic_backend.verdict.window import QUANTILE_WINDOW_S
 
 
 def ended(windows: Windows, turn_ms: float, first_token_ms: float | None) -> None:
-    windows.ended([], total_ms=turn_ms, unattributed_ms=0.0, first_token_ms=first_token_ms, stored=False)
+    windows.ended([], total_ms=turn_ms, unattributed_ms=0.0, first_token_ms=first_token_ms)
 
 
 @pytest.fixture

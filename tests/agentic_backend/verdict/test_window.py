@@ -13,13 +13,13 @@ def ledger(*, age_s: float = 0.0) -> Ledger:
     return Ledger(Kpi(CollectorRegistry(), service="t"), started=time.perf_counter() - age_s)
 
 
-def turn(windows: Windows, *, llm_s: float, stored: bool = False) -> None:
+def turn(windows: Windows, *, llm_s: float, ack: str = "spool_ack") -> None:
     """A turn with one model call and an acknowledgement of 10 ms."""
     row = ledger()
     row.add("llm_invoke", row.started, row.started + llm_s, 0)
-    row.add("spool_ack", row.started + llm_s, row.started + llm_s + 0.01, 0)
+    row.add(ack, row.started + llm_s, row.started + llm_s + 0.01, 0)
     total_ms = llm_s * 1e3 + 12
-    windows.ended(row.rows(), total_ms=total_ms, unattributed_ms=2.0, first_token_ms=5.0, stored=stored)
+    windows.ended(row.rows(), total_ms=total_ms, unattributed_ms=2.0, first_token_ms=5.0)
 
 
 def test_slices_hold_what_ended_in_them_and_sum_up() -> None:
@@ -47,7 +47,7 @@ def test_slices_hold_what_ended_in_them_and_sum_up() -> None:
 
 def test_an_acknowledgement_of_the_database_is_kept_apart() -> None:
     windows = Windows()
-    turn(windows, llm_s=0.1, stored=True)
+    turn(windows, llm_s=0.1, ack="db_ack")
     seen = windows.close_slice(Gauged())
     assert round(seen.ms["stored"]) == 10
     assert "disk" not in seen.ms

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from backend_kit.kpi import Kpi, Ledger, current_ledger, phase
+from backend_kit.kpi import Kpi, Ledger, current_ledger, gaps, phase
 from backend_kit.kpi.core import MAX_ROWS
 
 
@@ -130,3 +130,54 @@ def test_a_ledger_is_bounded_and_says_what_it_dropped(kpi: Kpi) -> None:
     assert ledger.dropped_rows == 10
     total_ms = (MAX_ROWS + 10) * 1e3
     assert ledger.unattributed_ms(total_ms) == pytest.approx(total_ms / 2)
+
+
+def test_calls_of_a_numbered_phase_are_numbered_by_their_start(kpi: Kpi) -> None:
+    ledger = Ledger(kpi, started=0.0, numbered=frozenset({"llm_invoke", "tool_call"}))
+    ledger.add("llm_invoke", 1.0, 2.0)
+    ledger.add("tool_call", 2.5, 2.6)
+    ledger.add("tool_call", 2.4, 2.9)  # it began first, and ended last
+    ledger.add("history_restore", 0.1, 0.2)
+    calls = [(row["phase"], row.get("call")) for row in ledger.rows()]
+    assert calls == [("history_restore", None), ("llm_invoke", 1), ("tool_call", 1), ("tool_call", 2)]
+    ledger.add("llm_invoke", 3.0, 4.0)
+    assert ledger.rows()[-1] == {"phase": "llm_invoke", "depth": 0, "start_ms": 3000.0, "ms": 1000.0, "call": 2}
+    assert all("call" not in row for row in Ledger(kpi).rows())
+
+
+def test_what_no_phase_covers_gets_a_name(kpi: Kpi) -> None:
+    kpi.register_phase("graph")
+    ledger = Ledger(kpi)
+    with ledger.activate(), phase("stream_agent_response"):
+        now = perf_counter()
+        with gaps("graph"):  # rows of the future, so that the gaps are as long as they say
+            ledger.add("vector_search", now + 30, now + 34)
+            ledger.add("kf_vector_search", now + 31, now + 32, depth=2)
+            ledger.add("llm_invoke", now + 10, now + 20)
+            ledger.add("tool_call", now + 20.00001, now + 25)  # a gap too short to say anything
+    rows = [(row["phase"], row["depth"], round(row["ms"])) for row in ledger.rows() if row["depth"] == 1]
+    assert rows == [
+        ("graph", 1, 10_000),
+        ("llm_invoke", 1, 10_000),
+        ("tool_call", 1, 5000),
+        ("graph", 1, 5000),
+        ("vector_search", 1, 4000),
+    ]
+    observed = kpi.timers["app.phase_latency_ms|phase=graph"].rollup.take()
+    assert observed is not None
+    assert (observed.count, round(observed.total)) == (2, 15_000)
+    with gaps("graph"):
+        assert current_ledger() is None
+
+
+def test_gaps_of_a_block_that_fails_are_named_and_those_of_a_full_ledger_are_not(kpi: Kpi) -> None:
+    ledger = Ledger(kpi)
+    with ledger.activate(), pytest.raises(KeyError), gaps("graph"):
+        ledger.add("llm_invoke", perf_counter() + 10, perf_counter() + 20)
+        raise KeyError
+    assert [row["phase"] for row in ledger.rows()] == ["graph", "llm_invoke"]
+    full = Ledger(kpi)
+    with full.activate(), gaps("graph"):
+        for _ in range(MAX_ROWS + 1):
+            full.add("tool_call", perf_counter() + 10, perf_counter() + 20)
+    assert {row["phase"] for row in full.rows()} == {"tool_call"}
