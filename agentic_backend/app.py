@@ -251,6 +251,9 @@ class AgenticService(Service[AgenticSettings, State]):
             return "starting"
         return "cut_off" if fleet is not None and not fleet.membership.valid else None
 
+    def _measuring(self, state: State) -> None:
+        state.turns.windows.restart()
+
     def _dependencies(self, state: State, status: str) -> dict[str, Any]:
         dependencies = state.persistence.dependencies()
         if state.fleet is not None:

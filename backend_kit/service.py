@@ -4,12 +4,14 @@ A service is a subclass of `Service`. It defines which parts it builds and in wh
 cannot take new work.
 """
 
+import asyncio
 import gc
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -58,7 +60,7 @@ from backend_kit.http import (
     install_error_handlers,
     refusals,
 )
-from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime, ServiceMetrics
+from backend_kit.kpi import Activity, Kpi, KpiOptions, KpiRuntime, ServiceMetrics, StartTimes
 from backend_kit.process import git_sha
 from backend_kit.settings import Postgres, Requests, Security, ServiceSettings, config_hash
 from backend_kit.wire import ServiceError
@@ -71,6 +73,9 @@ Identify = Callable[..., Awaitable[Identity]]
 _THRESHOLDS: Final = (50_000, 20, 100)
 """With the freeze a saturated turn costs 1.05 times what it does without a collector, and 1.37 times as Python comes;
 10,000,10,10 costs the same and stops it more often (`python -m tests.bench.collector`; perf log of 2026-11-25)."""
+_START_S: Final = 60.0
+"""After which measuring begins even where the service is not ready: what it waits for then is no part of its start."""
+_LOOK_S: Final = 0.02
 _LATE_S: Final = 1.0
 _LATE_FOR_S: Final = 10.0
 
@@ -238,13 +243,30 @@ class Service(ABC, Generic[Config, State]):
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        times = StartTimes()
         async with AsyncExitStack() as stack:
-            self._state = await self._build(stack)
+            state = self._state = await self._build(stack)
             if self._freeze_gc:
                 _freeze_gc()
                 stack.callback(gc.unfreeze)
+            times.mark("build")
+            state.tasks.spawn("kpi-start", lambda: self._measure_once_ready(state, times))
             yield
             self._state = None
+
+    async def _measure_once_ready(self, state: State, times: StartTimes) -> None:
+        """Begin to measure once the start is over: what it costs itself would be in the first windows."""
+        status = "starting"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_S):
+                while (status := self.state()[1]) != "ready":  # noqa: ASYNC110 - it depends on many parts
+                    await asyncio.sleep(_LOOK_S)
+        times.mark("connect")
+        state.runtime.begin(times.line(status))
+        self._measuring(state)
+
+    def _measuring(self, state: State) -> None:
+        """Measuring begins: a subclass drops what its own windows have of the start."""
 
     def _make_kpi(self, phases: tuple[str, ...], timeouts: tuple[type[Exception], ...] = ()) -> Kpi:
         """The observations of this service; `timeouts` are the errors that count as one."""
@@ -363,6 +385,7 @@ def kpi_options(settings: ServiceSettings) -> KpiOptions:
         version=version("turnwise"),
         git_sha=git_sha(),
         config_hash=config_hash(settings),
+        supervisor=os.getppid() if app.worker == 0 else None,
     )
 
 

@@ -10,7 +10,7 @@ PHASES = (
     "embed_query", "search_turn", "lexical_query", "vector_query", "os_query", "rerank", "ingest_parse", "ingest_embed",
     "ingest_write",
 )  # fmt: skip
-"""Phases of this service beyond those that every process knows (`vector_search` and `vector_rerank` are two of them)."""
+"""Phases of this service beyond those that every process knows, such as `vector_search` and `vector_rerank`."""
 
 
 class KnowledgeFlowMetrics(ServiceMetrics):

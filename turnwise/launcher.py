@@ -18,6 +18,7 @@ from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
 from turnwise.home import PASSWORD_FILE, resource_directory
 from turnwise.plan import Plan, ServicePlan
 from turnwise.postgres import ENVIRONMENT, START_S, STOP_S, EmbeddedPostgres
+from turnwise.processes import ProcessLog
 from turnwise.samples import LIBRARY, Samples, SamplesFailed
 from turnwise.status import show_status
 from turnwise.supervise import Child, Program, stop_in_reverse
@@ -27,6 +28,7 @@ KNOWLEDGE_STOP_S = 40.0  # uploads that run may take 25 s to end
 POLL_S = 0.05
 SLOW_S = 20.0
 LAUNCHER = "turnwise"
+SERVICES = frozenset({"agentic", "knowledge"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,13 @@ class Launcher:
             async with asyncio.TaskGroup() as beside:
                 beside.create_task(show_status(self._console, self._plan.agentic, self._paths.log))
                 beside.create_task(self._ingest_samples())
+                beside.create_task(ProcessLog(LAUNCHER, self._console, self._silent).write_each())
         except StartRefused as refusal:
             self._refuse(refusal)
+
+    def _silent(self) -> list[Child]:
+        """The programs that do not tell what they use: the services do."""
+        return [child for child in self.children if child.name not in SERVICES]
 
     async def _await_ready(self) -> None:
         """Wait until the agentic service is ready; after 20 s report once what it waits for."""

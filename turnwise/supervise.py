@@ -83,6 +83,11 @@ class Child:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
+    @property
+    def pid(self) -> int | None:
+        """Its process, None while there is none."""
+        return None if self._process is None else self._process.pid
+
     async def keep_running(self) -> None:
         """Restart the program whenever it ends: after 0.5 s, doubling each time up to 10 s.
 

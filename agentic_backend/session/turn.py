@@ -74,8 +74,8 @@ _REST_S = 12 * 3600.0
 class TurnRules:
     """The bounds of a turn: its seconds in total, how many earlier exchanges the agent gets, and whether its reasoning
     is stored. `authenticated` is whether users are: then a turn that uses their credentials cannot run again without
-    them. `kept` is whether anything of a turn is stored, and `ack` what its end waits for. `lease_wait_s` is how long an
-    ask that queues waits for a turn that another instance runs."""
+    them. `kept` is whether anything of a turn is stored, and `ack` what its end waits for. `lease_wait_s` is how long
+    an ask that queues waits for a turn that another instance runs."""
 
     turn_s: float
     restore_max_exchanges: int

@@ -98,6 +98,13 @@ class Windows:
         self._began = time.monotonic()
         self._gauged: Gauged | None = None
 
+    def restart(self) -> None:
+        """Drop all that ended before now."""
+        self._now = Slice()
+        self._kept.clear()
+        self._began = time.monotonic()
+        self._gauged = None
+
     def begin(self, ledger: Ledger) -> None:
         """Count a new turn; `leave` must follow, however it ends."""
         self._running[ledger] = None

@@ -22,6 +22,7 @@ from backend_kit.kpi.culprit import Culprits
 from backend_kit.kpi.loop import LoopMonitor
 from backend_kit.kpi.metrics import Labelled, ServiceMetrics
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
+from backend_kit.kpi.start import StartTimes
 from backend_kit.kpi.statements import StatementCounts
 from backend_kit.kpi.summary import Summary
 
@@ -43,6 +44,7 @@ __all__ = [
     "Seconds",
     "ServiceMetrics",
     "Spent",
+    "StartTimes",
     "StatementCounts",
     "Status",
     "Summary",

@@ -90,6 +90,8 @@ class GcPauses(Collector):
         self._counts = [0] * (len(SHORT) + 1)
         self._sum = 0.0
         self._began = 0.0
+        self._taken = (0, 0.0)
+        self._longest = 0.0
         registry.register(self)
 
     def start(self) -> None:
@@ -100,6 +102,13 @@ class GcPauses(Collector):
         """Stop counting. Does nothing where it was not started."""
         if self._collection in gc.callbacks:
             gc.callbacks.remove(self._collection)
+
+    def take(self) -> tuple[int, float, float]:
+        """How many pauses there were since the last call, their seconds in all, and the longest."""
+        count, total, longest = sum(self._counts), self._sum, self._longest
+        self._longest = 0.0
+        taken, self._taken = self._taken, (count, total)
+        return count - taken[0], total - taken[1], longest
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         """The empty family, so that registering does not collect."""
@@ -119,6 +128,7 @@ class GcPauses(Collector):
             pause = perf_counter() - self._began
             self._counts[bisect_left(SHORT, pause)] += 1
             self._sum += pause
+            self._longest = max(self._longest, pause)
 
 
 class MetricsPortTaken(OSError):

@@ -2,9 +2,11 @@
 
 import sys
 from dataclasses import dataclass
+from math import nan
 from typing import Self, TextIO
 
-from prometheus_client import GCCollector, Info, PlatformCollector, ProcessCollector
+import psutil
+from prometheus_client import Gauge, GCCollector, Info, PlatformCollector, ProcessCollector
 
 from backend_kit.kpi.core import Kpi
 from backend_kit.kpi.exposition import GcPauses, MetricsServer
@@ -25,6 +27,8 @@ class KpiOptions:
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 0
     """0 takes a free port (tests); `KpiRuntime.metrics_port` has its number."""
+    supervisor: int | None = None
+    """The process that supervises workers, for the one of them that tells of it."""
     version: str = "unknown"
     git_sha: str = "unknown"
     config_hash: str = "unknown"
@@ -43,6 +47,7 @@ class KpiRuntime:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
+        Gauge("process_threads", "Number of OS threads in the process.", registry=registry).set_function(_threads)
         Info("app_build", "What runs.", registry=registry).info(
             {"version": options.version, "git_sha": options.git_sha, "config_hash": options.config_hash}
         )
@@ -56,6 +61,8 @@ class KpiRuntime:
             process_interval_s=options.process_interval_s,
             log_level=options.log_level,
             stream=stream,
+            pauses=self._gc_pauses.take,
+            supervisor=options.supervisor,
         )
         self.loop = LoopMonitor(kpi, notice=self.summary.notice)
         kpi.add_lines(self.loop.culprits.lines)
@@ -73,15 +80,22 @@ class KpiRuntime:
         )
 
     def start(self) -> Self:
-        """Open the endpoint and start the threads; on the loop's thread. Raises MetricsPortTaken."""
+        """Open the endpoint and start the threads; on the loop's thread. Raises MetricsPortTaken.
+
+        What the start of the service costs is not measured: `begin` begins with the loop and the windows.
+        """
         if self._server is not None:
             self._server.start()
         self._switch_interval_before = sys.getswitchinterval()
         sys.setswitchinterval(self._options.switch_interval_s)
         self._gc_pauses.start()
-        self.summary.start()
-        self.loop.start()
+        self.summary.start(held=True)
         return self
+
+    def begin(self, line: str) -> None:
+        """Measure from now on; on the loop's thread. `line` is what is said of the start."""
+        self.loop.start()
+        self.summary.begin(line)
 
     def close(self) -> None:
         """End in reverse; writes the last summary. May wait up to 3 s for a blocked log."""
@@ -97,3 +111,10 @@ class KpiRuntime:
     def metrics_port(self) -> int | None:
         """The port that /metrics listens on, None where it is off or not started."""
         return self._server.port if self._server is not None else None
+
+
+def _threads() -> float:
+    try:
+        return psutil.Process().num_threads()
+    except (psutil.Error, OSError):  # reading /proc needs a descriptor, and none may be free
+        return nan

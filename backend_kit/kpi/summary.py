@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import floor, inf, log10
 from queue import Empty, Full, Queue
 from time import perf_counter
@@ -13,6 +13,7 @@ import psutil
 from backend_kit.aio import WatchedThread
 from backend_kit.kpi.core import LEGACY_GAUGES, PHASES, Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
+from backend_kit.processes import Family
 
 PREFIX: Final = "[KPI][SUMMARY]"
 _NOTICES: Final = 64
@@ -31,16 +32,24 @@ _FIRST_COUNTERS: Final = (
 """Rare ones among them, which should stay 0."""
 
 
-class ProcessLine:
-    """CPU, memory and descriptors of this process. psutil costs up to 0.1 ms and more with each open descriptor:
-    call it from the summary thread only."""
+Pauses = Callable[[], tuple[int, float, float]]
+"""Gives how many pauses by garbage collection there were since the last call, their seconds, and the longest."""
 
-    def __init__(self) -> None:
+
+class ProcessLine:
+    """CPU, memory, descriptors, threads and pauses of this process. psutil costs up to 0.1 ms and more with each open
+    descriptor: call it from the summary thread only."""
+
+    def __init__(self, pauses: Pauses = lambda: (0, 0.0, 0.0)) -> None:
         self._process = psutil.Process()
+        self._pauses = pauses
         self._process.cpu_percent()  # the first call only starts the interval
+        pauses()
 
     def __call__(self) -> str:
         """The process line without its prefix; `n/a` for what the system does not report. cpu_pct 100 = one core."""
+        count, total_s, longest_s = self._pauses()
+        pauses = f"gc_count={count} gc_ms={total_s * 1e3:.2f} gc_max_ms={longest_s * 1e3:.2f}"
         process = self._process
         try:
             with process.oneshot():
@@ -55,7 +64,11 @@ class ProcessLine:
             descriptors = str(process.num_fds())
         except (psutil.Error, OSError, AttributeError):
             descriptors = "n/a"
-        return f"{head} open_fds={descriptors}"
+        try:
+            threads = str(process.num_threads())
+        except (psutil.Error, OSError):
+            threads = "n/a"
+        return f"{head} open_fds={descriptors} threads={threads} {pauses}"
 
 
 class _Due:
@@ -90,15 +103,21 @@ class Summary:
         process_interval_s: float = 10.0,
         log_level: str = "info",
         stream: TextIO | None = None,
+        pauses: Pauses = lambda: (0, 0.0, 0.0),
+        supervisor: int | None = None,
     ) -> None:
         """`top_n` 0: every key, by name. Else first the keys that every summary has, as far as anything was seen, then
         `top_n` more of each kind: the timers and counters with most in total, gauges by name, none that stayed at 0.
-        `stream`: stderr.
+        `stream`: stderr. `supervisor` is a process above this one of which no other summary tells.
         """
         self._kpi = kpi
         self._interval = interval_s
         self._top_n = top_n
         self._process_interval = process_interval_s
+        self._pauses = pauses
+        self._supervisor = supervisor
+        self._held = False
+        self._begun_line: str | None = None
         self._level = logging.WARNING if log_level.lower() in _QUIET_LEVELS else logging.INFO
         # Not from getLogger: two apps in one process would each write the other's lines as well.
         self._logger = logging.Logger("turnwise.kpi", logging.INFO)  # noqa: LOG001 - in no tree
@@ -109,9 +128,23 @@ class Summary:
         self._notices: Queue[str | None] = Queue(_NOTICES)
         self._thread = WatchedThread(kpi.vigil, "kpi-summary", self._run, essential=True)
 
-    def start(self) -> None:
-        """Begin the first window."""
+    def start(self, *, held: bool = False) -> None:
+        """Begin the first window; where it is `held`, only `begin` does, and until then there is no summary."""
+        self._held = held
         self._thread.start()
+
+    def begin(self, line: str) -> None:
+        """Begin the first window now, below this line. Counters keep what they had; times and levels from before are
+        dropped, since they are those of the start."""
+        kpi = self._kpi
+        for timer in list(kpi.timers.values()):
+            timer.rollup.take()
+        for gauge in list(kpi.gauges.values()):
+            gauge.rollup.take()
+        for detail in list(kpi.details.values()):
+            detail.take()
+        self._begun_line = line
+        self.notice("")  # wakes the thread
 
     def close(self) -> None:
         """Write the last summary and end the thread; waits 2 s at most. Does nothing where it was not started."""
@@ -167,26 +200,45 @@ class Summary:
         return block + [pair for pair in moved if pair[0] not in LEGACY_GAUGES][: self._top_n]
 
     def _run(self) -> None:
-        process, began = ProcessLine(), perf_counter()
-        summary, own = _Due(self._interval, began), _Due(self._process_interval if self._interval > 0 else 0.0, began)
+        processes, summary, own = self._begin()
         while True:
-            next_s = min(summary.at, own.at) - perf_counter()
+            next_s = inf if self._held else min(summary.at, own.at) - perf_counter()
             try:
                 text = self._notices.get(timeout=None if next_s == inf else max(next_s, 0.0))
             except Empty:
                 now = perf_counter()
-                self._write(summary=summary.passed(now), process=process if own.passed(now) else None)
+                self._write(summary=summary.passed(now), processes=processes if own.passed(now) else None)
                 continue
+            if self._begun_line is not None:
+                self._logger.log(self._level, self._begun_line)
+                self._begun_line, self._held = None, False
+                processes, summary, own = self._begin()
             if text is None:
                 break
-            self._logger.warning(text)
-        self._write(summary=summary.at < inf, process=process if own.at < inf else None)
+            if text:
+                self._logger.warning(text)
+        self._write(summary=summary.at < inf, processes=processes if own.at < inf else None)
 
-    def _write(self, *, summary: bool, process: ProcessLine | None) -> None:
-        for line in self.lines() if summary else ():
+    def _begin(self) -> "tuple[Callable[[], list[str]], _Due, _Due]":
+        """What gives the lines of the processes from now on; when the next summary is due, and when these are."""
+        began = perf_counter()
+        process_every_s = self._process_interval if self._interval > 0 else 0.0
+        return self._processes(), _Due(self._interval, began), _Due(process_every_s, began)
+
+    def _processes(self) -> Callable[[], list[str]]:
+        """What gives the lines of this process and of those that belong to it, from now on."""
+        own, started = ProcessLine(self._pauses), Family()
+        above = None if self._supervisor is None else Family(self._supervisor, alone=True)
+
+        def lines() -> list[str]:
+            supervisor = None if above is None else above.line("supervisor")
+            return [f"{PREFIX} {own()}", *started.lines(), *([] if supervisor is None else [supervisor])]
+
+        return lines
+
+    def _write(self, *, summary: bool, processes: Callable[[], list[str]] | None) -> None:
+        for line in [*(self.lines() if summary else ()), *(processes() if processes is not None else ())]:
             self._logger.log(self._level, line)
-        if process is not None:
-            self._logger.log(self._level, "%s %s", PREFIX, process())
         for line in [line for source in self._kpi.closing_lines for line in source()] if summary else ():
             self._logger.log(self._level, line)
 

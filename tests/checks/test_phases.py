@@ -57,9 +57,8 @@ def timed(module: Module, names: dict[str, str]) -> Iterator[str]:
             elif called in BY_ARGUMENT:
                 yield from (text for argument in node.args for text in texts(argument) if text in DECLARED)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
-            if node.target.id.endswith(BY_VALUE):
-                for value in node.value.values:
-                    yield from texts(value)
+            for value in node.value.values if node.target.id.endswith(BY_VALUE) else ():
+                yield from texts(value)
 
 
 def timed_in_product() -> set[str]:

@@ -40,11 +40,20 @@ STANDARD = [
     "app_db_statement_seconds",
     "app_persist_lag_seconds",
 ]
+START = re.compile(
+    r" turnwise\.kpi \[KPI\]\[START\] status=ready total_ms=\d+\.\d\d cpu_ms=\d+\.\d\d"
+    r"( (load|build|connect)_ms=\d+\.\d\d (load|build|connect)_cpu_ms=\d+\.\d\d){3}$"
+)
 MEASURED = {"metrics_enabled": True, "kpi_log_summary_interval_sec": 1, "kpi_log_summary_top_n": 0}
 
 
 def ask(session_id, message="Hello", **more):
     return {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": message, **more}
+
+
+def counted(lines, key):
+    """What a counter has come to over all summaries."""
+    return sum(int(read[2]) for line in lines if (read := COUNTER.match(line)) and read[1] == key)
 
 
 def sample(exposition, name):
@@ -67,6 +76,9 @@ async def test_the_summary_and_the_metrics_of_a_live_process_have_their_publishe
         assert await service.ended() == 0
 
     lines = [line.partition(" turnwise.kpi ")[2] for line in service.process.output.splitlines() if "[SUMMARY]" in line]
+    said = [line for line in service.process.output.splitlines() if "[KPI]" in line]
+    assert START.search(said[0]), "what the start costs is in no summary: it has a line of its own, before them"
+    assert counted(lines, "persist_turns") == counted(lines, "turns|agent=Georges") == 3
     keys = {"timer": set(), "gauge": set(), "counter": set()}
     for line in lines:
         kind = line.split()[1]

@@ -93,3 +93,17 @@ def test_what_is_older_than_five_minutes_is_forgotten() -> None:
         windows.close_slice(Gauged())
     assert len(windows.kept()) == KEPT_S
     assert windows.last(1e6).turns == 0
+
+
+def test_what_ended_before_a_restart_is_in_no_window() -> None:
+    windows = Windows()
+    turn(windows, llm_s=2.0)
+    windows.close_slice(Gauged(cpu_s=4.0, held_s=2.3))
+    turn(windows, llm_s=2.0)
+    _, mark = windows.since(0)
+    windows.restart()
+    assert windows.kept() == []
+    turn(windows, llm_s=0.1)
+    windows.close_slice(Gauged(cpu_s=4.5, held_s=2.3))
+    seen, _ = windows.since(mark)
+    assert (seen.turns, round(seen.ms["llm_floor"]), seen.occupied) == (1, 100, 0.0)

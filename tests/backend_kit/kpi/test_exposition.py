@@ -169,6 +169,7 @@ async def test_the_runtime_shows_process_build_and_loop_and_closes_without_a_res
 async def test_the_runtime_without_an_endpoint(kpi: Kpi) -> None:
     stream = TellingStream("[KPI][STALL]")
     runtime = KpiRuntime(kpi, KpiOptions(metrics_enabled=False, summary_interval_s=0), stream=stream).start()
+    runtime.begin("[KPI][START] status=ready")
     assert runtime.metrics_port is None
     # It is said while the loop is blocked, though summaries are off.
     assert stream.seen.wait(PATIENCE_S)

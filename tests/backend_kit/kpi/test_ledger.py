@@ -172,9 +172,14 @@ def test_what_no_phase_covers_gets_a_name(kpi: Kpi) -> None:
 
 def test_gaps_of_a_block_that_fails_are_named_and_those_of_a_full_ledger_are_not(kpi: Kpi) -> None:
     ledger = Ledger(kpi)
-    with ledger.activate(), pytest.raises(KeyError), gaps("graph"):
-        ledger.add("llm_invoke", perf_counter() + 10, perf_counter() + 20)
-        raise KeyError
+
+    def fail() -> None:
+        with gaps("graph"):
+            ledger.add("llm_invoke", perf_counter() + 10, perf_counter() + 20)
+            raise KeyError
+
+    with ledger.activate(), pytest.raises(KeyError):
+        fail()
     assert [row["phase"] for row in ledger.rows()] == ["graph", "llm_invoke"]
     full = Ledger(kpi)
     with full.activate(), gaps("graph"):

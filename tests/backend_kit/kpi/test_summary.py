@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from backend_kit.kpi import Kpi, Summary
 from backend_kit.kpi.summary import ProcessLine
 from tests.backend_kit.kpi.conftest import TellingStream
+from tests.support.patience import PATIENCE_S
 
 NUMBER = r"-?\d+\.\d\d"
 PERCENTILES = rf"p50={NUMBER} p95={NUMBER} p99={NUMBER}"
@@ -22,7 +23,8 @@ GAUGE = re.compile(
     rf"(?: {PERCENTILES})?$"
 )
 PROCESS = re.compile(
-    rf"cpu_pct=({NUMBER}|n/a) rss_mb=({NUMBER}|n/a) rss_pct=({NUMBER}|n/a) vms_mb=({NUMBER}|n/a) open_fds=(\d+|n/a)$"
+    rf"cpu_pct=({NUMBER}|n/a) rss_mb=({NUMBER}|n/a) rss_pct=({NUMBER}|n/a) vms_mb=({NUMBER}|n/a) open_fds=(\d+|n/a)"
+    rf"(?: threads=(\d+|n/a) gc_count=(\d+) gc_ms=({NUMBER}) gc_max_ms=({NUMBER}))?$"
 )
 PUBLISHED = (
     "[KPI][SUMMARY] timer app.phase_latency_ms|phase=vector_search count=89 avg=1912.17 min=1306.00 max=2420.00",
@@ -316,6 +318,32 @@ def test_the_process_line_tells_of_this_process() -> None:
     assert match is not None
     assert float(match[2]) > 1
     assert int(match[5]) > 2
+
+
+def test_the_first_window_begins_when_the_start_is_over(kpi: Kpi) -> None:
+    stream = TellingStream("[KPI][START]")
+    summary = summary_of(kpi, stream, interval_s=0.01, process_interval_s=0.0)
+    summary.start(held=True)
+    kpi.record_phase("session_read", 2.3)
+    kpi.gauge("persist_sql_ms").set(1660.0)
+    kpi.counter("persist_replayed").inc(2)
+    summary.begin("[KPI][START] status=ready")
+    assert stream.seen.wait(PATIENCE_S)
+    kpi.gauge("persist_sql_ms").set(1.0)
+    summary.close()
+    said = messages(stream)
+    assert said[0] == "[KPI][START] status=ready", "no summary before it, however often one was due"
+    assert "[KPI][SUMMARY] counter persist_replayed count=2" in said
+    assert not [line for line in said if "session_read" in line or "max=1660" in line]
+    assert [line for line in said if " gauge persist_sql_ms count=1 " in line]
+
+
+def test_the_process_line_has_threads_and_the_pauses_of_its_window() -> None:
+    pauses = iter([(7, 1.0, 0.5), (3, 0.0125, 0.0075)])
+    match = PROCESS.match(ProcessLine(lambda: next(pauses))())
+    assert match is not None
+    assert int(match[6]) >= 1
+    assert match.groups()[6:] == ("3", "12.50", "7.50")
 
 
 def test_two_summaries_do_not_write_each_others_lines() -> None:

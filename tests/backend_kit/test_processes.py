@@ -1,0 +1,105 @@
+"""What a process and those that it has started use, against what the processes themselves did."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backend_kit.processes import Family, descendants
+
+pytestmark = pytest.mark.servers
+
+FIGURES = r"cpu_pct=(\d+\.\d\d) rss_mb=\d+\.\d\d open_fds=(?:\d+|n/a) threads=\d+"
+ONE = re.compile(rf"\[KPI\]\[PROCESS\] name=([\w.:-]+) pid=(\d+) {FIGURES}$")
+ALL = re.compile(rf"\[KPI\]\[PROCESS\] name=([\w.:-]+) processes=(\d+) {FIGURES}$")
+
+COMPUTES = """
+import sys, time
+for line in sys.stdin:
+    until = time.process_time() + float(line)
+    while time.process_time() < until:
+        pass
+    print("done", flush=True)
+"""
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        try:
+            yield one
+        finally:
+            one.kill()
+
+
+def compute(one: "subprocess.Popen[str]", seconds: float) -> None:
+    assert one.stdin is not None
+    assert one.stdout is not None
+    one.stdin.write(f"{seconds}\n")
+    one.stdin.flush()
+    assert one.stdout.readline() == "done\n"
+
+
+class Clock:
+    """Ten seconds between two looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def test_a_process_alone_has_no_lines() -> None:
+    with program("-c", COMPUTES) as alone:
+        compute(alone, 0.0)
+        family = Family(alone.pid)
+        assert family.lines() == []
+        line = family.line("model")
+        assert line is not None
+        told = ALL.match(line)
+        assert told is not None
+        assert (told[1], told[2]) == ("model", "1")
+
+
+def test_each_descendant_has_a_line_and_the_sum_keeps_what_ended_ones_used() -> None:
+    family = Family(clock=Clock())
+    with program("-c", COMPUTES) as child:
+        compute(child, 0.1)
+        *lines, whole = family.lines()
+        told = {int(match[2]): float(match[3]) for line in lines if (match := ONE.match(line))}
+        assert told[child.pid] >= 1.0  # 0.1 of 10 s
+        everything = ALL.match(whole)
+        assert everything is not None
+        assert (everything[1], int(everything[2])) == ("all", len(lines) + 1)
+        assert float(everything[3]) >= told[child.pid]
+        compute(child, 0.2)
+    ended = ALL.match(family.lines()[-1])
+    assert ended is not None
+    assert float(ended[3]) >= 2.0
+    assert str(child.pid) not in " ".join(family.lines())
+
+
+def test_a_module_is_named_and_an_argument_is_not() -> None:
+    family = Family()
+    with program("-m", "timeit", "-s", "import sys", "-n", "1", "sys.stdin.read()", "the secret") as child:
+        lines = {int(match[2]): match[1] for line in family.lines() if (match := ONE.match(line))}
+        assert lines[child.pid] == "timeit"
+
+
+def test_descendants_of_descendants_are_found_and_those_of_nobody_are_none() -> None:
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTES!r}])"
+    with program("-c", inner) as child:
+        compute(child, 0.0)
+        assert len(descendants(child.pid)) == 1
+        assert set(descendants(child.pid)) < set(descendants(os.getpid()))
+        assert Family(child.pid, alone=True).lines() == []
+    assert descendants(child.pid) == []
+    assert Family(child.pid).line("gone") is None
