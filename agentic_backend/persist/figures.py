@@ -9,7 +9,9 @@ from sqlalchemy import text
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.store import FIELDS, GROUPS, OPERATIONS, Bucket, ConversationTotals, Group, Precision
 
-_UNITS: Final[dict[Precision, str]] = {"sec": "second", "min": "minute", "hour": "hour", "day": "day"}
+_UNITS: Final[dict[Precision, str]] = {
+    "sec": "second", "min": "minute", "minute": "minute", "hour": "hour", "day": "day", "month": "month"
+}  # fmt: skip
 _VALUES: Final = {
     "latency_ms": "metadata_json->>'latency_ms'",
     "input_tokens": "metadata_json->'token_usage'->>'input_tokens'",

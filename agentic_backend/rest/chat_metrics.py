@@ -8,13 +8,24 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 
 from agentic_backend.errors import BadRequest
-from agentic_backend.session.store import FIELDS, OPERATIONS, SECONDS, ChatFigures, Field, Group, Operation, Precision
+from agentic_backend.session.store import (
+    FIELDS,
+    OPERATIONS,
+    SECONDS,
+    Bucket,
+    ChatFigures,
+    Field,
+    Group,
+    Operation,
+    Precision,
+)
 
 _MAX_STEPS: Final = 2000
 _MAX_BUCKETS: Final = 10_000
-_MAX_ASKED: Final = len(FIELDS) * len(OPERATIONS)
+_NAMES: Final[dict[str, Operation]] = {**{operation: operation for operation in OPERATIONS}, "mean": "avg"}
+"""Operations by their names; Fred's clients ask for the mean."""
 _ASKED: Final[dict[str, tuple[Field, Operation]]] = {
-    f"{field}:{operation}": (field, operation) for field in FIELDS for operation in OPERATIONS
+    f"{field}:{name}": (field, operation) for field in FIELDS for name, operation in _NAMES.items()
 }
 
 
@@ -32,7 +43,7 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
         start: datetime,
         end: datetime,
         precision: Precision = "hour",
-        agg: Annotated[list[str], Query(max_length=_MAX_ASKED)] = ["latency_ms:avg"],  # noqa: B006 - read only
+        agg: Annotated[list[str], Query(max_length=len(_ASKED))] = ["latency_ms:avg"],  # noqa: B006 - read only
         groupby: Annotated[list[Group], Query(max_length=3)] = [],  # noqa: B006 - read only
     ) -> dict[str, Any]:
         """Latency and tokens of the caller's own answers, over time and by group."""
@@ -49,11 +60,17 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
                 {
                     "timestamp": bucket.at,
                     "group": bucket.group,
-                    "aggregations": {name: bucket.values[_ASKED[name]] for name in agg},
+                    "aggregations": _told(agg, bucket),
                 }
                 for bucket in buckets
             ],
         }
+
+
+def _told(asked: list[str], bucket: Bucket) -> dict[str, float | None]:
+    """Each value under the name that was asked for, and under Fred's: `total_tokens:sum`, `total_tokens_sum`."""
+    values = {name: bucket.values[_ASKED[name]] for name in asked}
+    return values | {name.replace(":", "_"): value for name, value in values.items()}
 
 
 def _utc(moment: datetime) -> datetime:

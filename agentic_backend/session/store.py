@@ -288,7 +288,7 @@ class FeedbackStore(Protocol):
         """Delete one of the user's. False if it does not exist."""
 
 
-Precision = Literal["sec", "min", "hour", "day"]
+Precision = Literal["sec", "min", "minute", "hour", "day", "month"]
 Field = Literal["latency_ms", "input_tokens", "output_tokens", "total_tokens"]
 Operation = Literal["count", "sum", "avg", "min", "max", "p50", "p95"]
 Group = Literal["agent_id", "model", "finish_reason"]
@@ -296,7 +296,10 @@ Group = Literal["agent_id", "model", "finish_reason"]
 FIELDS: Final[tuple[Field, ...]] = get_args(Field)
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
-SECONDS: Final[dict[Precision, int]] = {"sec": 1, "min": 60, "hour": 3600, "day": 86_400}
+SECONDS: Final[dict[Precision, int]] = {
+    "sec": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400
+}  # fmt: skip
+"""The longest that one step lasts."""
 
 
 @dataclass(frozen=True, slots=True)

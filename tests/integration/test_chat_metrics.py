@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl
 
 import psycopg
 import pytest
@@ -40,7 +41,15 @@ async def asked(service, database):
 
 async def buckets(service, query):
     answer = await service.get(f"/metrics/chatbot/numerical?{RANGE}&{query}")
-    return [(b["timestamp"][11:16], b["group"], b["aggregations"]) for b in answer["buckets"]]
+    assert answer["precision"] == dict(parse_qsl(query)).get("precision", "hour")
+    return [(b["timestamp"][11:16], b["group"], ours(b["aggregations"])) for b in answer["buckets"]]
+
+
+def ours(aggregations):
+    """The values by the names that were asked for; each is there under Fred's name, too."""
+    named = {name: value for name, value in aggregations.items() if ":" in name}
+    assert aggregations == named | {name.replace(":", "_"): value for name, value in named.items()}
+    return named
 
 
 async def test_steps_groups_and_aggregates(asked):
@@ -55,7 +64,19 @@ async def test_steps_groups_and_aggregates(asked):
     assert await buckets(asked, "precision=day&agg=latency_ms:p50&agg=latency_ms:p95&agg=latency_ms:min") == [
         ("00:00", {}, {"latency_ms:p50": 100, "latency_ms:p95": 280, "latency_ms:min": 50}),
     ]
-    assert [at for at, _, _ in await buckets(asked, "precision=min")] == ["12:00", "12:01", "13:01", "13:02"]
+    for minutes in ("min", "minute"):
+        steps = await buckets(asked, f"precision={minutes}")
+        assert [at for at, _, _ in steps] == ["12:00", "12:01", "13:01", "13:02"]
+
+
+async def test_what_fred_s_clients_ask_for_is_answered_under_their_names(asked):
+    query = "start=2026-01-15&end=2026-04-02&precision=month&agg=total_tokens:sum&agg=latency_ms:mean"
+    answer = await asked.get(f"/metrics/chatbot/numerical?{query}")
+    (bucket,) = answer["buckets"]
+    assert (answer["precision"], bucket["timestamp"]) == ("month", "2026-03-01T00:00:00Z")
+    assert bucket["aggregations"] == {
+        "total_tokens:sum": 30, "total_tokens_sum": 30, "latency_ms:mean": 150, "latency_ms_mean": 150
+    }  # fmt: skip
 
 
 async def test_the_end_is_not_part_of_the_range_and_a_moment_without_zone_is_utc(asked):
@@ -64,7 +85,11 @@ async def test_the_end_is_not_part_of_the_range_and_a_moment_without_zone_is_utc
     assert answer == {
         "precision": "hour",
         "buckets": [
-            {"timestamp": "2026-03-01T12:00:00Z", "group": {}, "aggregations": {"latency_ms:count": 1}},
+            {
+                "timestamp": "2026-03-01T12:00:00Z",
+                "group": {},
+                "aggregations": {"latency_ms:count": 1, "latency_ms_count": 1},
+            },
         ],
     }
 
@@ -84,7 +109,8 @@ async def test_the_end_is_not_part_of_the_range_and_a_moment_without_zone_is_utc
         "start=2026-03-01&end=2026-03-02&agg=latency_ms:stddev",
         "start=2026-03-01&end=2026-03-02&agg=rank:max",
         "start=2026-03-01&end=2026-03-02&groupby=user_id",
-        "start=2026-03-01&end=2026-03-02&" + "&".join(["agg=latency_ms:avg"] * 29),
+        "start=2026-03-01&end=2026-03-02&" + "&".join(["agg=latency_ms:avg"] * 33),
+        "start=0001-01-01&end=9999-12-31&precision=month",
     ],
 )
 async def test_anything_else_is_refused(service, query):
