@@ -113,6 +113,8 @@ class FieldSpec(Section):
 class McpServerRef(Section):
     """An MCP server that an agent uses."""
 
+    ignored_keys: ClassVar[tuple[str, ...]] = ("require_tools",)
+
     id: Text
     """`id` of an entry of `mcp.servers`."""
 
@@ -132,6 +134,8 @@ class AgentTuning(Section):
 
 class ChatOptions(Section):
     """Controls that a client offers for an agent. Handed through to clients of `GET /agents`."""
+
+    ignored_keys: ClassVar[tuple[str, ...]] = ("record_audio_files",)
 
     search_policy_selection: bool = False
     """Offer a choice of search policy. Handed through to clients of `GET /agents`."""
@@ -163,6 +167,9 @@ MAX_STARTER_CHARS: Final = 200
 
 class AgentSettings(Section):
     """One agent: its graph and the values it runs with. `GET /agents` returns the same shape."""
+
+    # No agent leads others or hands over to them. Its servers are those of its tuning.
+    ignored_keys: ClassVar[tuple[str, ...]] = ("metadata", "crew", "mcp_servers")
 
     id: Text
     """Identifier in asks and sessions; left out = the name."""
@@ -940,6 +947,12 @@ class AgenticSettings(ServiceSettings):
         "TURNWISE_REDIS_SENTINEL_PASSWORD": ("fleet.redis.sentinel_password",),
         "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
+    }
+
+    renamed_keys: ClassVar[dict[str, str]] = {
+        "ai.agentic_restore_max_exchanges": "ai.restore_max_exchanges",
+        "ai.default_chat_model.settings.request_timeout": "ai.default_chat_model.settings.timeout.read",
+        "ai.default_language_model.settings.request_timeout": "ai.default_language_model.settings.timeout.read",
     }
 
     env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {

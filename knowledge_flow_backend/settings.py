@@ -73,6 +73,8 @@ class Doors(Section):
 class EmbeddingSettings(Section):
     """How texts become vectors."""
 
+    ignored_keys: ClassVar[tuple[str, ...]] = ("check_embedding_ctx_length",)
+
     base_url: HttpUrl | None = None
     """Endpoint with its version path (`openai`); none = the provider's own endpoint."""
     api_key: SecretStr | None = None
@@ -161,6 +163,8 @@ class CrossencoderModel(Section):
 class VectorStore(Section):
     """The index of passages."""
 
+    ignored_keys: ClassVar[tuple[str, ...]] = ("local_path", "distance")  # of an index in the process
+
     type: Literal["pgvector", "opensearch"] = "pgvector"
     """`pgvector` = tables in `storage.postgres`, `opensearch` = an index in `storage.opensearch`."""
     index: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")] = "turnwise-chunks"
@@ -172,7 +176,8 @@ class VectorStore(Section):
 class Storage(Section):
     """Where documents, libraries and the index are stored."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("*_store",)  # the tables have fixed names
+    # The tables have fixed names, and those of files are text like the rest of them.
+    ignored_keys: ClassVar[tuple[str, ...]] = ("*_store", "tabular_stores", "clickhouse")
 
     postgres: Postgres
     vector_store: VectorStore = VectorStore()
@@ -191,7 +196,14 @@ class Storage(Section):
 class Processing(Section):
     """How a file becomes passages."""
 
-    ignored_keys: ClassVar[tuple[str, ...]] = ("default_profile", "profiles")
+    # Which parser reads a file follows from its name; there are no pictures, and no models that read or sum up.
+    ignored_keys: ClassVar[tuple[str, ...]] = (
+        "default_profile",
+        "profiles",
+        "generate_summary",
+        "use_gpu",
+        "process_images",
+    )
 
     chunk_size_chars: Annotated[int, Field(ge=100, le=20_000)] = 1500
     """Characters of a passage; a table is kept whole if it fits."""
@@ -304,6 +316,12 @@ class KnowledgeFlowSettings(ServiceSettings):
         "RERANK_API_KEY": ("crossencoder_model.settings.api_key",),
     }
 
+    renamed_keys: ClassVar[dict[str, str]] = {
+        "app.max_ingestion_workers": "processing.workers",
+        "embedding_model.settings.request_timeout": "embedding_model.settings.timeout.read",
+        "storage.vector_store.collection_name": "storage.vector_store.index",
+    }
+
     # Object stores, further models and tools have no counterpart here.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *ServiceSettings.ignored_keys,
@@ -314,6 +332,10 @@ class KnowledgeFlowSettings(ServiceSettings):
         "mcp",
         "filesystem",
         "workspace_layout",
+        "input_processors",
+        "attachment_processors",
+        "output_processors",
+        "library_output_processors",
     )
 
     app: KnowledgeFlowApp = KnowledgeFlowApp()

@@ -24,7 +24,7 @@ class Section(BaseModel):
     """A mapping of the configuration file: frozen, exact types, no unknown key, no input in error texts.
 
     `ignored_keys` are `fnmatch` patterns of keys that existing configurations of Fred carry and that have no effect
-    here: they are dropped before validation, with one log line. A docstring under a field is its meaning in
+    here: they are dropped before validation, with a warning each. A docstring under a field is its meaning in
     docs/configuration.md. It says "Handed through" if clients get the value and the service does not read it.
     """
 
@@ -45,15 +45,17 @@ class RootSection(Section):
     `env_overrides` maps an environment variable to the keys it sets, if the file has their section; `env_where` one of
     these keys to another key and the values of it with which alone it is set, None where that key is not in the file.
     `env_named` maps a key that holds the name of an environment variable to the key that takes its value.
+    `renamed_keys` maps a key of Fred's files to the one that means the same here, neither of them below a list.
     """
 
     env_overrides: ClassVar[dict[str, tuple[str, ...]]] = {}
     env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
     env_named: ClassVar[dict[str, str]] = {}
+    renamed_keys: ClassVar[dict[str, str]] = {}
 
     def without_effect(self) -> Iterator[tuple[str | int, ...]]:
         """The paths of keys that would have an effect with other settings beside them, and have none with these. The
-        log of the start names those that the file has."""
+        start warns of those that the file has."""
         yield from ()
 
 

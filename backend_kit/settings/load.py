@@ -65,11 +65,11 @@ def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     """Read `config_file`, apply the overrides of `env` and of the file that its `ENV_FILE` names, validate.
 
     A variable of `env` overrides the same one of the `.env` file; an empty one counts as not set, and line ends at its
-    end do not count. Keys without effect here are dropped, or kept where only what stands beside them takes it, and
-    named in one log line. Raises `SettingsError` for a
-    configuration that cannot be used.
+    end do not count. Keys of Fred's files get our names. Those without effect here are dropped, or kept where only what
+    stands beside them takes it, with a warning each. Raises `SettingsError` for a configuration that cannot be used.
     """
     document = read_yaml(config_file)
+    _rename(document, model)
     ignored = list(_drop_ignored(document, document.data, model, (), model))
     variables = _variables(env)
     _apply_overrides(document, model, variables)
@@ -79,9 +79,8 @@ def load(model: type[S], config_file: Path, env: Mapping[str, str]) -> S:
     except ValidationError as exc:
         raise _first_error(document, exc) from None
     ignored += [path for path in settings.without_effect() if path in document.places]
-    if ignored:
-        names = ", ".join(f"{dotted(path)} (line {document.place(path).rpartition(':')[2]})" for path in ignored)
-        logger.warning("%s", one_line(f"{config_file}: keys without effect here: {names}"))
+    for warning in _without_effect(document, ignored):
+        logger.warning("%s", warning)
     return settings
 
 
@@ -128,6 +127,33 @@ def _variables(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     given = {name: value.rstrip("\r\n") for name, value in env.items()}
     found |= {name: (value, f"environment variable {name}") for name, value in given.items() if value}
     return {name: entry for name, entry in found.items() if entry[0]}
+
+
+def _rename(document: YamlDocument, model: type[RootSection]) -> None:
+    """Give the keys that are named otherwise in Fred's files the names that they have here.
+
+    Raises `SettingsError` where the file has both.
+    """
+    for old, new in model.renamed_keys.items():
+        path, target = tuple(old.split(".")), tuple(new.split("."))
+        section = _get(document.data, path[:-1])
+        if not isinstance(section, dict) or path[-1] not in section:
+            continue
+        beside = _get(document.data, target[:-1])
+        if isinstance(beside, dict) and target[-1] in beside:
+            raise document.error(path, f"is the same as {new}, which is there, too")
+        _put(document, model, target, section.pop(path[-1]), f"{document.place(path)}: {old}")
+
+
+def _without_effect(document: YamlDocument, ignored: list[KeyPath]) -> Iterator[str]:
+    """A line for each key without effect; one of several items of a list, such as each agent's, is one key."""
+    items: dict[str, list[KeyPath]] = {}
+    for path in ignored:
+        items.setdefault(dotted(tuple(part for part in path if isinstance(part, str))), []).append(path)
+    for first, *more in items.values():
+        lines = ", ".join(document.place(path).rpartition(":")[2] for path in more)
+        also = f", nor in line{'s' * (len(more) > 1)} {lines}" if more else ""
+        yield one_line(f"{document.place(first)}: {dotted(first)}: has no effect here{also}")
 
 
 def _drop_ignored(
@@ -207,12 +233,18 @@ def _get(data: Any, path: tuple[str, ...]) -> Any:
 
 
 def _set(document: YamlDocument, model: type[Section], path: tuple[str, ...], value: str, place: str) -> None:
-    """Set a key. A section missing from the file is added if it has a default; otherwise nothing is set.
+    """Set a key to what a variable holds. A section missing from the file is added if it has a default; otherwise
+    nothing is set.
 
     Raises `SettingsError` for a value of several lines, or with another control character.
     """
     if any(char < " " or char == "\x7f" for char in value):
         raise SettingsError(one_line(f"{place}: {dotted(path)}: holds a line end or another control character"))
+    _put(document, model, path, value, place)
+
+
+def _put(document: YamlDocument, model: type[Section], path: tuple[str, ...], value: Any, place: str) -> None:
+    """Set a key to a value that was checked, or is going to be."""
     data: Any = document.data
     section: type[Section] | None = model
     for key in path[:-1]:

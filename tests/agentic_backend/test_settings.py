@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -311,28 +310,6 @@ def test_an_older_pool_timeout_is_honoured(tmp_path: Path) -> None:
     settings = changed(tmp_path, storage={"postgres": {"pool_timeout": 100, "pool_pre_ping": True}})
     assert settings.storage.postgres.pool_timeout == 100.0
     assert settings.storage.postgres.pool_pre_ping
-
-
-def test_what_an_older_file_has_without_effect_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        changed(
-            tmp_path,
-            app={"reload": False, "reload_dir": "."},
-            scheduler={"enabled": True},
-            frontend_settings={"properties": {"logoName": "a"}},
-            security={"m2m": {"enabled": False}, "rebac": {"enabled": False}},
-            storage={
-                "opensearch": {"host": "https://localhost:9200"},
-                "kpi_store": {"type": "log"},
-                "log_store": {"type": "in_memory"},
-                "session_store": {"type": "postgres", "table": "session"},
-            },
-        )
-    (record,) = caplog.records
-    for key in ("app.reload", "scheduler", "frontend_settings", "security.m2m", "security.rebac", "storage.opensearch"):
-        assert f"{key} (line " in record.getMessage()
-    for key in ("storage.kpi_store", "storage.log_store", "storage.session_store"):
-        assert f"{key} (line " in record.getMessage()
 
 
 def test_an_agent_is_known_by_its_name_where_it_has_no_id(tmp_path: Path) -> None:

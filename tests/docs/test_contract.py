@@ -2,13 +2,17 @@
 
 import re
 
+import pytest
+
 from agentic_backend.agent import rag
 from agentic_backend.agent.people import HitlPayload
 from agentic_backend.session.models import Session
-from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
+from agentic_backend.settings import AgenticSettings, AgentSettings, AgentTuning, FieldSpec
 from backend_kit.kpi.core import FIRST_PHASES
+from backend_kit.settings.base import RootSection
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.kpi.test_summary import PUBLISHED
+from tests.backend_kit.settings.reads import sections_of
 from tests.docs.pages import ROOT, table
 
 TEXT = (ROOT / "docs/contract.md").read_text()
@@ -54,6 +58,10 @@ def test_the_shapes_of_a_session_and_of_a_question_are_those_of_the_wire() -> No
     assert {*HitlPayload.model_fields} <= {*names(section("Questions to a person"))}
 
 
-def test_keys_without_a_counterpart_are_those_that_the_settings_take() -> None:
+@pytest.mark.parametrize("root", [AgenticSettings, KnowledgeFlowSettings])
+def test_keys_of_fred_s_files_are_those_that_the_settings_take(root: type[RootSection]) -> None:
     told = set(names(section("Configuration files")))
-    assert {*KnowledgeFlowSettings.ignored_keys} <= told
+    ours = {"allow_query_token", "timeout", "http_client_limits"}  # of the other service, or of the default model
+    ignored = {key for each in sections_of(root) for key in each.ignored_keys if "*" not in key} - ours
+    assert ignored <= {name.rpartition(".")[2] for name in told}
+    assert {name.rpartition(".")[2] for name in root.renamed_keys} <= {name.rpartition(".")[2] for name in told}

@@ -1,4 +1,3 @@
-import logging
 import os
 import subprocess
 import sys
@@ -140,20 +139,6 @@ def test_a_user_without_a_home_is_told_to_name_one() -> None:
     assert "storage.home: is not set, and this user has no home directory: set it, or TURNWISE_HOME\n" in said
     assert said.count("\n") == 1
     assert check(TURNWISE_HOME="/data") == (0, "")
-
-
-def test_what_an_older_file_has_without_effect_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        changed(
-            tmp_path,
-            scheduler={"enabled": True},
-            content_storage={"type": "minio"},
-            crossencoder_model={"settings": {"online": True}},
-            storage={"tag_store": {"type": "postgres"}, "metadata_store": {"type": "postgres"}},
-        )
-    (record,) = caplog.records
-    for key in ("scheduler", "content_storage", "crossencoder_model.settings.online", "storage.tag_store"):
-        assert f"{key} (line " in record.getMessage()
 
 
 def test_every_typo_of_every_key_is_refused_with_the_right_suggestion(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def _service(title: str, model: type[RootSection]) -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{key}`' for key in keys)} |"
     for naming, named in model.env_named.items():
         yield f"| the one that `{naming}` names | `{named}` |"
+    yield "\n| key of Fred's files | the same here |\n|---|---|"
+    for old, new in model.renamed_keys.items():
+        yield f"| `{old}` | `{new}` |"
     yield f"\n{WITHOUT_EFFECT}: {', '.join(_without_effect(model, ''))}.\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     yield from _rows(model, "", {})

@@ -30,6 +30,8 @@ CANARY = "hunter2-canary"
 
 
 class Item(Section):
+    ignored_keys: ClassVar[tuple[str, ...]] = ("colour",)
+
     id: Text
     size: Count = 1
 
@@ -55,6 +57,7 @@ class Sample(RootSection):
         "ENDPOINT": ("endpoint.url", "endpoint.mirror"),
     }
     env_named: ClassVar[dict[str, str]] = {"secret_env": "secret"}
+    renamed_keys: ClassVar[dict[str, str]] = {"old_ratio": "ratio", "storage.patience": "endpoint.wait_s"}
 
     class Endpoint(Section):
         url: HttpUrl = "http://127.0.0.1:1"
@@ -267,16 +270,45 @@ def test_a_bad_env_file_is_said_with_its_line(file: Path, tmp_path: Path) -> Non
     assert refusal(file, BASE, env) == f"{dotenv}:2: endpoint.url: must be an absolute http or https URL"
 
 
-def test_keys_without_effect_are_dropped_with_one_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_without_effect_are_dropped_with_a_warning_each(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = (
         BASE
         + f"  old_table: {{a: {CANARY}}}\n  tag_store: {{type: x}}\n  vector_store: v\nscheduler:\n  enabled: true\n"
+        + "items:\n- id: a\n  colour: x\n- id: b\n- id: c\n  colour: y\n- id: d\n  colour: z\n"
     )
     with caplog.at_level(logging.WARNING):
         settings = loaded(file, text)
     assert settings.storage.vector_store == "v"
-    expected = "storage.old_table (line 6), storage.tag_store (line 7), scheduler (line 9)"
-    assert [record.getMessage() for record in caplog.records] == [f"{file}: keys without effect here: {expected}"]
+    assert caplog.messages == [
+        f"{file}:6: storage.old_table: has no effect here",
+        f"{file}:7: storage.tag_store: has no effect here",
+        f"{file}:9: scheduler: has no effect here",
+        f"{file}:13: items[0].colour: has no effect here, nor in lines 16, 18",
+    ]
+
+
+def test_a_key_of_an_older_name_is_the_one_of_today(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = loaded(file, BASE + "  patience: 3\nold_ratio: 0.25\n")
+    assert (settings.ratio, settings.endpoint.wait_s) == (0.25, 3.0)
+    assert not caplog.records
+    assert loaded(file, BASE + "  patience: 3\nendpoint: {url: 'http://h'}\n").endpoint.url == "http://h"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("old_ratio: 7\n", "6: old_ratio: ratio: must be less than 1"),
+        (f"old_ratio: {CANARY}\n", "6: old_ratio: ratio: must be a number"),
+        ("ratio: 0\nold_ratio: 0\n", "7: old_ratio: is the same as ratio, which is there, too"),
+        (
+            "  patience: 3\nendpoint:\n  wait_s: 3\n",
+            "6: storage.patience: is the same as endpoint.wait_s, which is there, too",
+        ),
+        ("  patience: 3\nendpoint:\n", "7: endpoint: must be a mapping"),
+    ],
+)
+def test_a_key_of_an_older_name_is_refused_like_any(file: Path, text: str, message: str) -> None:
+    assert refusal(file, BASE + text) == message
 
 
 @pytest.mark.parametrize("typo", ["vetcor_store", "ector_store", "vector_stores", "vector_stor"])
