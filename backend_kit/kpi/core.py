@@ -387,7 +387,7 @@ class Kpi:
         registry: CollectorRegistry,
         *,
         service: str,
-        legacy_ms_names: bool = True,
+        legacy_ms_names: bool = False,
         phases: Iterable[str] = (),
         timeouts: tuple[type[BaseException], ...] = (),
         activity: Activity | None = None,

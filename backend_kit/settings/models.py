@@ -263,8 +263,9 @@ class HttpClientLimits(Section):
 class Metrics(Section):
     """What Prometheus reads."""
 
-    legacy_ms_names: bool = True
-    """Whether the `_ms` metrics of older dashboards are exposed in addition to the `_seconds` ones."""
+    legacy_ms_names: bool = False
+    """Whether the metrics of Fred's dashboards, with `_ms` or without a prefix, are exposed beside ours, which have all
+    of it in base units. `promtool check metrics` objects to them."""
 
 
 class Requests(Section):

@@ -23,7 +23,8 @@ MADE = {"agent_cache_hit_total", "agent_cache_miss_total", "llm.pool_wait_ms", "
 async def scraped(start_service: StartService) -> dict[str, str]:
     """The metrics of a running service after a turn: name → type."""
     port = free_port()
-    async with start_service(app={"metrics_enabled": True, "metrics_port": port}) as service:
+    app = {"metrics_enabled": True, "metrics_port": port}
+    async with start_service(app=app, metrics={"legacy_ms_names": True}) as service:
         await a_turn(service)
         return await exposed(port)
 
@@ -51,7 +52,8 @@ async def test_the_table_of_knowledge_flow_names_every_metric_and_every_key(
     start_knowledge_flow: StartKnowledgeFlow,
 ) -> None:
     port = free_port()
-    async with start_knowledge_flow(app={"metrics_enabled": True, "metrics_port": port}) as service:
+    app = {"metrics_enabled": True, "metrics_port": port}
+    async with start_knowledge_flow(app=app, metrics={"legacy_ms_names": True}) as service:
         hits = await service.search("anything")
         await service.post("/vector/rerank", {"question": "anything", "documents": hits})
         metrics = await exposed(port)

@@ -63,7 +63,8 @@ def sample(exposition, name):
 
 
 async def test_the_summary_and_the_metrics_of_a_live_process_have_their_published_names(start_process):
-    async with start_process("mock;tokens=5", app=MEASURED | {"log_level": "warning"}) as service:
+    app, compatible = MEASURED | {"log_level": "warning"}, {"legacy_ms_names": True}
+    async with start_process("mock;tokens=5", app=app, metrics=compatible) as service:
         session_id = await service.create_session()
         async with service.native() as socket:
             for number in range(3):

@@ -41,7 +41,7 @@ persist_sql_ms gauge -
 
 
 def test_the_exposition_is_the_golden_one() -> None:
-    kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES)
+    kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES, legacy_ms_names=True)
     metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
     for phase in ("embed_query", *PHASES):
         with kpi.phase(phase):

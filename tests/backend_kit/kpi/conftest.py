@@ -12,7 +12,7 @@ from backend_kit.kpi import Kpi
 
 @pytest.fixture
 def kpi() -> Kpi:
-    return Kpi(CollectorRegistry(), service="agentic")
+    return Kpi(CollectorRegistry(), service="agentic", legacy_ms_names=True)
 
 
 @pytest.fixture

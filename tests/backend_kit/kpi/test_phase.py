@@ -134,7 +134,7 @@ def test_registered_names_are_checked_and_bounded(kpi: Kpi) -> None:
 
 
 def test_two_kpis_in_one_process_do_not_disturb_each_other() -> None:
-    one, two = (Kpi(CollectorRegistry(), service=name) for name in ("agentic", "knowledge-flow"))
+    one, two = (Kpi(CollectorRegistry(), service=name, legacy_ms_names=True) for name in ("agentic", "knowledge-flow"))
     with one.phase("session_read"):
         pass
     one.gauge("event_loop_lag_ms").set(7.0)
