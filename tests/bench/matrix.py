@@ -7,12 +7,13 @@ is told, not judged.
 Control: a service with the bench configuration, on the same core, asked by the same clients, in turn with the changed
 one: changed, unchanged, unchanged, changed, … A row `nothing` is a second service that is configured alike: effects of
 its size are the machine's.
-Command: `make bench-matrix` (`--short`: one short pair a switch, bounds five times as wide; `--only deflate`).
+Command: `make bench-matrix` (`--short`: one short pair a switch, bounds five times as wide; `--only deflate`,
+`--only compression`).
 
 Both services run on one core, of which the idle one takes half a percent; model, Postgres and load share the others.
 50 clients ask one turn after the other, streamed, 50 tokens 5 ms apart, by turnwise.v1; for `accepted` 10, whose tokens
-are 20 ms apart, while another process records a question in the same Postgres each 100 ms. REST answers are not part of
-a turn, so that their compression has a row like `nothing`: what it costs is the reader's (docs/configuration.md).
+are 20 ms apart, while another process records a question in the same Postgres each 100 ms. Bodies over HTTP are not
+part of a turn's frames: what compressing them costs is measured by `tests.bench.compression`, which is run at the end.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench.bench import Verdicts
+from tests.bench.compression import run_compression
 from tests.bench.deployment import Change, Deployment, Server, deployed
 from tests.bench.disk import Probe
 from tests.bench.driver import Load
@@ -111,7 +113,6 @@ SWITCHES = (
     ),
     Switch("pool_size: 2", both(setting("storage.postgres.pool_size", 2), setting("storage.postgres.max_overflow", 0))),
     Switch("pool_size: 50", setting("storage.postgres.pool_size", 50)),
-    Switch("http_compression: none", setting("server.http_compression", "none")),
     Switch("gc_freeze: off", setting("server.gc_freeze", False)),
     Switch("history cache off", setting("history.cache_mb", 0)),
 )
@@ -264,25 +265,31 @@ def hold_failures(failures: list[str], verdicts: Verdicts) -> None:
     verdicts.hold("failed turns", len(failures), 0, "turns")
 
 
-def main() -> int:
-    """Every switch, or those whose name holds a word; 1 where a bound was missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="one short pair a switch, bounds five times as wide")
-    parser.add_argument("--only", default="", help="the switches whose name holds this")
-    options = parser.parse_args()
-    size = SHORT if options.short else FULL
-    verdicts = Verdicts()
-    print_stage()
+def measure_switches(chosen: list[Switch], verdicts: Verdicts, size: Size) -> None:
+    """What each of them does, and their bounds."""
     print(f"{CLIENTS} clients, model {SATURATED_MODEL!r}, {size.pairs} pairs of {size.seconds} s a switch")
-    chosen = [switch for switch in SWITCHES if options.only in switch.name]
     with deployed() as deployment:
         effects = [measure(deployment, switch, size) for switch in chosen]
         judged = [switch for switch in chosen if switch.later_ms is not None]
         acceptances = [measure_accepted(deployment, switch, size) for switch in judged]
-    if effects:
-        print_tornado(effects)
+    print_tornado(effects)
     hold_accepted(acceptances, verdicts, size.slack)
     hold(effects, verdicts, size.slack)
+
+
+def main() -> int:
+    """Every switch and the compression, or those whose name holds a word; 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="one short pair a switch, bounds five times as wide")
+    parser.add_argument("--only", default="", help="the switches whose name holds this, or compression")
+    options = parser.parse_args()
+    size = SHORT if options.short else FULL
+    verdicts = Verdicts()
+    print_stage()
+    if chosen := [switch for switch in SWITCHES if options.only in switch.name]:
+        measure_switches(chosen, verdicts, size)
+    if options.only in "compression":
+        run_compression(verdicts, short=options.short)
     print(f"\n{'all bounds hold' if not verdicts.failed else f'{verdicts.failed} bound(s) missed'}")
     return 1 if verdicts.failed else 0
 

@@ -28,6 +28,7 @@ from agentic_backend.llm.observer import Metered, TokenUse
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.stream import Ask
 from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports
+from agentic_backend.spool.statements import WRITE_TURNS
 from agentic_backend.verdict import Gauged, Windows
 from backend_kit.kpi import Kpi, Ledger, phase
 from backend_kit.kpi.core import PhaseTimer
@@ -77,6 +78,7 @@ class Cases:
             ("metrics.turn(agent, status).observe, 3 s", self.labelled, 2.0),
             ("metrics.ws_send.observe", self.seconds, 1.5),
             ("metrics.db_statement(pool, op).observe (gauge + histogram)", self.gauged, 2.5),
+            ("metrics.statements.add, by the text of a statement", self.statement, 1.0),
             ("metrics.turns(agent, status).inc", self.counter, 1.5),
             (f"a whole turn of Georges: {self.observed()} observations, ledger, account, verdict", self.turn, 50.0),
         ]
@@ -127,6 +129,11 @@ class Cases:
         statement = self.metrics.db_statement
         for _ in times:
             statement("batch", "insert").observe(0.002)
+
+    def statement(self, times: range) -> None:
+        add, text = self.metrics.statements.add, WRITE_TURNS.text
+        for _ in times:
+            add(text, 0.001, 1, 0.0)
 
     def counter(self, times: range) -> None:
         turns = self.metrics.turns
