@@ -894,7 +894,8 @@ class Server(Section):
     ping_timeout_s: Seconds = 20
     """Seconds to wait for a pong; then the connection is closed."""
     http_compression: Literal["none", "gzip", "zstd", "auto"] = "auto"
-    """Encoding of REST answers of 1 KiB and more, if `Accept-Encoding` allows it; `auto` = zstd, else gzip."""
+    """Encoding of REST answers of 1 KiB and more, if `Accept-Encoding` allows it; `auto` = zstd, else gzip. `none`
+    where every client is on the same host or network: from 1 Gbit/s on compressing only costs."""
 
 
 class HistorySettings(Section):

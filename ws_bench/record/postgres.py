@@ -147,7 +147,8 @@ class PostgresMonitor:
             return
         self._ended = True
         if not self._begun.is_set():
-            self.view = PostgresView([], self._without or "the run was over before the steady window could begin")
+            reasons = [self._without, "the run was over before the steady window could begin"]
+            self.view = PostgresView([], "; ".join(filter(None, reasons)))
             return
         rows: list[tuple[Any, ...]] = []
         if not self._without:

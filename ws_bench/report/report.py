@@ -423,6 +423,9 @@ def _postgres_lines(report: RunReport) -> list[str]:
             return [f"{view.without}; no canary came back either"]
         canary = f"SELECT 1 ms {_SIX}: {_figures(view.canary)}"
         return [f"{view.without}; instead a canary on a connection of its own:", canary]
+    source = f"source: {view.source}" + (f" ({view.without})" if view.without else "")
+    if not view.statements:
+        return [source, "no statement ended in the window: a longer run has one"]
     inside = view.source == SERVER
     head = ("inside Postgres, ms", "max") if inside else ("dispatch to answer, ms", "wait")
     rows = [(head[0], "calls", "total", "mean", "rows", head[1])]
@@ -437,7 +440,7 @@ def _postgres_lines(report: RunReport) -> list[str]:
         )
         for one in view.statements
     ]
-    lines = [f"source: {view.source}" + (f" ({view.without})" if view.without else ""), *text_table(rows)]
+    lines = [source, *text_table(rows)]
     sql = server.timers.get("SQL") if server and inside else None
     if sql is not None:
         lines.append(
