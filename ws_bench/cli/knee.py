@@ -222,11 +222,12 @@ def _next(rate: float, held: float | None, broke: float | None, highest: float) 
 
 def _flags() -> Flags:
     flags = run_flags("ws_bench find-knee", "The highest rate of turns that the service holds (with the flags of run).")
-    flags.value("start", 1.0, parse_rate, "first rate, doubled until it does not hold")
-    flags.value("max-rate", 1000.0, parse_rate, "highest rate to try")
-    flags.value("step", 10.0, parse_duration, "how long each rate lasts")
-    flags.value("tolerance", 0.05, parse_percent, "how close the two rates around the knee must be")
-    flags.many("slo", parse_gate, "what must hold too, such as turn_p95<4s")
+    flags.group("the search", "-start 4/s -step 20s -slo 'turn_p95<4s' -clients 500")
+    flags.value("start", 1.0, parse_rate, "first rate, doubled until it does not hold", "4/s")
+    flags.value("max-rate", 1000.0, parse_rate, "highest rate to try", "200/s")
+    flags.value("step", 10.0, parse_duration, "how long each rate lasts", "20s")
+    flags.value("tolerance", 0.05, parse_percent, "how close the two rates around the knee must be", "10%")
+    flags.many("slo", parse_gate, "what must hold too; may be given again", "'turn_p95<4s'")
     flags.parser.set_defaults(ramp_duration=_RAMP_S)
     return flags
 

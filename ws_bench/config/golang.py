@@ -2,12 +2,15 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ws_bench.errors import UsageError
 
 _HELP_FLAGS = frozenset({"h", "help"})
+_HELP_WIDTH, _HELP_COLUMN = 118, 34
 _UNIT_NS = {
     "ns": 1,
     "us": 1_000,
@@ -76,10 +79,15 @@ def format_bool(value: bool) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises `UsageError` instead of exiting."""
+    """An ArgumentParser that raises `UsageError` instead of exiting. `written` writes its help, if it is given."""
+
+    written: Callable[[], str] | None = None
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+    def format_help(self) -> str:
+        return super().format_help() if self.written is None else self.written()
 
 
 def join_go_flags(argv: Sequence[str], value_flags: frozenset[str]) -> list[str]:
@@ -105,20 +113,43 @@ def join_go_flags(argv: Sequence[str], value_flags: frozenset[str]) -> list[str]
     return joined
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A flag in the help: `like` is a value as it may be written."""
+
+    name: str
+    like: str
+    text: str
+    kind: Callable[[str], object]
+
+
 class Flags:
-    """A parser under construction; it records which flags take a value, which Go's syntax depends on."""
+    """A parser under construction; it records which flags take a value, which Go's syntax depends on.
+
+    With `group` the help is ours: groups with an example each, flags with a value as it may be written, and defaults.
+    """
 
     def __init__(self, prog: str, description: str) -> None:
         self.parser = Parser(prog=prog, allow_abbrev=False, description=description)
         self.value_flags: set[str] = set()
+        self._groups: list[tuple[str, str, list[_Described]]] = []
 
-    def value(self, name: str, default: object, kind: Callable[[str], object], help_text: str) -> None:
-        """A flag that needs a value, given as `-name value` or `-name=value`."""
+    def group(self, title: str, example: str) -> None:
+        """Flags from here on stand under this title, which ends with a command line of theirs, without the program."""
+        self._groups.append((title, example, []))
+        self.parser.written = self._help
+
+    def value(
+        self, name: str, default: object, kind: Callable[[str], object], help_text: str, like: str = "VALUE"
+    ) -> None:
+        """A flag that needs a value, given as `-name value` or `-name=value`; `like` is one."""
+        self._add(name, like, help_text, kind)
         self.value_flags.add(name)
         self.parser.add_argument(f"--{name}", default=default, type=_converter(kind), help=help_text, metavar="VALUE")
 
-    def many(self, name: str, kind: Callable[[str], object], help_text: str) -> None:
+    def many(self, name: str, kind: Callable[[str], object], help_text: str, like: str = "VALUE") -> None:
         """A flag with a value that may be given several times."""
+        self._add(name, like, help_text, kind)
         self.value_flags.add(name)
         self.parser.add_argument(
             f"--{name}", default=[], action="append", type=_converter(kind), help=help_text, metavar="VALUE"
@@ -130,6 +161,7 @@ class Flags:
 
     def switch(self, name: str, help_text: str, *, default: bool = False) -> None:
         """A boolean: `-name` alone means true; `-name=false` as in Go, and `-name false`, which Go misreads."""
+        self._add(name, "", help_text, parse_bool)
         self.parser.add_argument(
             f"--{name}",
             nargs="?",
@@ -139,6 +171,45 @@ class Flags:
             help=help_text,
             metavar="BOOL",
         )
+
+    def _add(self, name: str, like: str, text: str, kind: Callable[[str], object]) -> None:
+        if self._groups and text is not argparse.SUPPRESS:
+            self._groups[-1][2].append(_Described(name, like, text, kind))
+
+    def _help(self) -> str:
+        lines = [f"usage: {self.parser.prog} [-flag VALUE] [-flag=VALUE] ...", "", self.parser.description or ""]
+        for title, example, flags in self._groups:
+            lines += ["", f"{title}:"]
+            for flag in flags:
+                lines += self._entry(flag)
+            lines += [f"  example: {self.parser.prog} {example}"]
+        return "\n".join(lines) + "\n"
+
+    def _entry(self, flag: _Described) -> list[str]:
+        head = f"  -{flag.name} {flag.like}".rstrip()
+        default = _shown(self.parser.get_default(flag.name.replace("-", "_")), flag.kind)
+        # Other parts of the help are argparse's, which takes a percent sign twice.
+        told = textwrap.wrap(flag.text.replace("%%", "%") + default, _HELP_WIDTH - _HELP_COLUMN)
+        if len(head) < _HELP_COLUMN - 1:
+            told[0] = head.ljust(_HELP_COLUMN) + told[0]
+        else:
+            told = [head, " " * _HELP_COLUMN + told[0], *told[1:]]
+        return [told[0], *(line if line.startswith(" ") else " " * _HELP_COLUMN + line for line in told[1:])]
+
+
+def _shown(default: object, kind: Callable[[str], object]) -> str:
+    """A default behind its flag's text; nothing where the flag changes nothing unless it is given."""
+    if isinstance(default, bool):
+        text = format_bool(default)
+    elif kind is parse_duration and isinstance(default, float):
+        text = format_duration(default) if default else ""
+    elif isinstance(default, tuple):
+        text = ",".join(str(item) for item in default if item)
+    elif isinstance(default, int | float | str):
+        text = figure(default) if isinstance(default, float) else str(default)
+    else:
+        text = ""
+    return f" (default {text})" if text else ""
 
 
 def _converter(kind: Callable[[str], object]) -> Callable[[str], object]:

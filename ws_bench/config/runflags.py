@@ -27,95 +27,120 @@ NATIVE_SUBPROTOCOL = "turnwise.v1"
 def run_flags(prog: str, description: str) -> Flags:
     """The flags of a run, for `run` itself and for the commands that start several runs."""
     flags = Flags(prog, description)
-    _compatible_flags(flags)
-    _load_flags(flags)
+    _target_flags(flags)
+    _ask_flags(flags)
+    _session_flags(flags)
+    _closed_flags(flags)
+    _open_flags(flags)
     _misbehaviour_flags(flags)
     _watch_flags(flags)
+    _result_flags(flags)
     return flags
 
 
-def _compatible_flags(flags: Flags) -> None:
-    flags.value("url", DEFAULT_URL, str.strip, "socket of the agentic service")
-    flags.value("token", "", str.strip, "bearer token (or env AGENTIC_TOKEN, else fake-token)")
-    flags.switch("token-in-query", "send the token as ?token=")
+def _target_flags(flags: Flags) -> None:
+    flags.group("the service", f"-url {DEFAULT_URL} -token tw-key -protocol sse")
+    flags.value("url", DEFAULT_URL, str.strip, "the service's chat socket (with another -protocol its door, or this)",
+                "ws://host:8000/agentic/v1/chatbot/query/ws")  # fmt: skip
+    flags.value("protocol", "ws", str.strip, "ws: the chat socket; sse: event streams; openai: chat completions", "sse")
+    flags.switch("native", f"ws: speak {NATIVE_SUBPROTOCOL}: first token and gaps are those of deltas")
+    flags.switch("deflate", "ws: offer per-message compression, and refuse a service that does not take it")
+    flags.value("token", "", str.strip, "bearer token (or env AGENTIC_TOKEN, else fake-token)", "tw-key")
+    flags.switch("token-in-query", "ws: send the token as ?token=")
     flags.switch("allow-empty-token", "send no token where none is given")
-    flags.value("agent", "Georges", str.strip, "agent id")
-    flags.value("message", "Hello", str, "what each turn asks")
-    flags.value("session", "", str.strip, "one existing session for all clients")
-    flags.value("session-url", "", str.strip, "REST address of sessions (derived from -url)")
-    flags.value("session-title", "Benchmark", str.strip, "title of created sessions")
+    flags.switch("insecure", "do not verify TLS certificates")
+    flags.value("timeout", 90.0, parse_duration, "deadline of one turn", "30s")
+    flags.value("read-limit-bytes", 4 * 1024 * 1024, int, "largest event that is read", "1048576")
+    flags.switch("debug-events", "print each event to stderr")
+
+
+def _ask_flags(flags: Flags) -> None:
+    flags.group("what is asked", "-agent Rico -prompts questions.txt -search-policy hybrid")
+    flags.value("agent", "Georges", str.strip, "agent id", "Rico")
+    flags.value("message", "Hello", str, "what each turn asks", "'How are you?'")
+    flags.value(
+        "prompts", "", str.strip,
+        "file of messages (.txt, .csv, .jsonl with scripts of several turns and weights)", "questions.txt",
+    )  # fmt: skip
+    flags.value("seed", 0, int, "seed of arrivals, think times and drawn prompts", "7")
+    flags.value("document-library-ids", "", _csv, "runtime_context.selected_document_libraries_ids", "lib1,lib2")
+    flags.value("document-uids", "", _csv, "runtime_context.selected_document_uids", "uid1,uid2")
+    flags.value("search-policy", "", str.strip, "runtime_context.search_policy: hybrid, semantic or strict", "strict")
+    flags.value("search-rag-scope", "", str.strip, "runtime_context.search_rag_scope", "general_only")
+    flags.value("include-session-scope", "", _optional_bool, "runtime_context.include_session_scope", "false")
+    flags.value("include-corpus-scope", "", _optional_bool, "runtime_context.include_corpus_scope", "true")
+
+
+def _session_flags(flags: Flags) -> None:
+    flags.group("sessions", "-prepare-sessions -prepare-concurrency 50 -delete-session=false")
+    flags.value("session", "", str.strip, "one existing session for all clients", "zUNcjWSFX4M")
+    flags.value("session-url", "", str.strip, "REST address of sessions (derived from -url)",
+                "http://host:8000/agentic/v1/chatbot/session")  # fmt: skip
+    flags.value("session-title", "Benchmark", str.strip, "title of created sessions", "'Load test'")
     flags.switch("create-session", "create sessions", default=True)
     flags.switch("prepare-sessions", "create all sessions before the first turn (not in total mode)")
-    flags.value("prepare-concurrency", 20, int, "session calls at a time in preparation and clean-up")
+    flags.value("prepare-concurrency", 20, int, "session calls at a time in preparation and clean-up", "50")
     flags.switch("delete-session", "delete created sessions", default=True)
-    flags.value("ramp-duration", 10.0, parse_duration, "client starts are spread over this time")
-    flags.value("clients", 150, int, "concurrent clients")
-    flags.value("requests", 0, int, "turns in all, in total mode (0: one a client)")
-    flags.value("requests-per-client", 10, int, "turns of each client; 0: total mode, a new session each")
-    flags.value("timeout", 90.0, parse_duration, "deadline of one turn")
-    flags.value("grace", 5.0, parse_duration, "after Ctrl-C, time for running turns to end")
-    flags.switch("insecure", "do not verify TLS certificates")
-    flags.switch("debug-events", "print each event to stderr")
-    flags.value("read-limit-bytes", 4 * 1024 * 1024, int, "largest event that is read")
-    flags.value("document-library-ids", "", _csv, "runtime_context.selected_document_libraries_ids")
-    flags.value("document-uids", "", _csv, "runtime_context.selected_document_uids")
-    flags.value("search-policy", "", str.strip, "runtime_context.search_policy: hybrid, semantic or strict")
-    flags.value("search-rag-scope", "", str.strip, "runtime_context.search_rag_scope")
-    flags.value("include-session-scope", "", _optional_bool, "runtime_context.include_session_scope")
-    flags.value("include-corpus-scope", "", _optional_bool, "runtime_context.include_corpus_scope")
-    flags.value("protocol", "ws", str.strip, "transport: ws")
-
-
-def _load_flags(flags: Flags) -> None:
-    flags.switch("native", f"speak {NATIVE_SUBPROTOCOL}: first token and gaps are those of deltas")
-    flags.value(
-        "prompts", "", str.strip, "file of messages (.txt, .csv, .jsonl with scripts of several turns and weights)"
-    )
-    flags.value("seed", 0, int, "seed of arrivals, think times and drawn prompts")
-    flags.value("rate", 0.0, parse_rate, "open loop: turns that arrive a second, such as 20/s")
-    flags.value("stages", (), parse_stages, "open loop: rates to move to and in which time, such as 0:10s,50:30s")
-    flags.value("arrival", "constant", str.strip, "open loop: constant (evenly spaced) or poisson")
-    flags.value("duration", 0.0, parse_duration, "how long turns begin (closed loop: instead of a number of turns)")
-    flags.value("think", None, _times, f"closed loop: pause between a client's turns: {FORMS}")
-    flags.value(
-        "expected-interval", 0.0, parse_duration, "closed loop: correct for turns not asked during stalls, one each"
-    )
-    flags.value("warmup", NO_CUT, parse_cut, "left out of the steady window at its begin: 10s, 10%% or turns")
-    flags.value("cooldown", NO_CUT, parse_cut, "left out of the steady window at its end: 10s, 10%% or turns")
-    flags.value("workers", 1, int, "processes that share the load")
-
-
-def _misbehaviour_flags(flags: Flags) -> None:
-    flags.value("hangup-rate", 0.0, parse_percent, "beside the turns, so many a turn that hang up: 5%%")
-    flags.value("hangup-after", None, _hangup, "when they hang up: first (token) or a time after the ask")
-    flags.switch("reconnect", "who hangs up comes back, resumes (native) and waits for the end")
-    flags.value("slow-reader", (0.0, 0.0), parse_slow_readers, "clients beside the others that read slowly: 10%%:2KB/s")
-    flags.value("burst", 0, int, "so many clients beside the others that all come at once, for one turn")
-    flags.value("burst-at", 0.0, parse_duration, "when they come, from the first ask on")
-    flags.value("idle-clients", 0, int, "sockets that are open and silent")
     flags.switch("verify-history", "after the run, look up every acknowledged turn in its session's history")
 
 
+def _closed_flags(flags: Flags) -> None:
+    flags.group("the load, closed loop", "-clients 20 -requests-per-client 10 -ramp-duration 2s -think exp:5s")
+    flags.value("clients", 150, int, "concurrent clients", "20")
+    flags.value("requests-per-client", 10, int, "turns of each client; 0: total mode, a new session each", "50")
+    flags.value("requests", 0, int, "turns in all, in total mode (0: one a client)", "500")
+    flags.value("duration", 0.0, parse_duration, "how long turns begin (closed loop: instead of a number of turns)",
+                "60s")  # fmt: skip
+    flags.value("ramp-duration", 10.0, parse_duration, "client starts are spread over this time", "2s")
+    flags.value("think", None, _times, f"pause between a client's turns: {FORMS}", "exp:5s")
+    flags.value("expected-interval", 0.0, parse_duration, "correct for turns not asked during stalls, one each", "5s")
+    flags.value("warmup", NO_CUT, parse_cut, "left out of the steady window at its begin: 10s, 10%% or turns", "10s")
+    flags.value("cooldown", NO_CUT, parse_cut, "left out of the steady window at its end: 10s, 10%% or turns", "10%")
+    flags.value("grace", 5.0, parse_duration, "after Ctrl-C, time for running turns to end", "10s")
+    flags.value("workers", 1, int, "processes that share the load", "4")
+
+
+def _open_flags(flags: Flags) -> None:
+    flags.group("the load, open loop", "-rate 20/s -duration 60s -arrival poisson -clients 300")
+    flags.value("rate", 0.0, parse_rate, "turns that arrive a second, whatever the service does", "20/s")
+    flags.value("stages", (), parse_stages, "rates to move to and in which time", "0:10s,50:30s")
+    flags.value("arrival", "constant", str.strip, "constant (evenly spaced) or poisson", "poisson")
+
+
+def _misbehaviour_flags(flags: Flags) -> None:
+    flags.group("misbehaving clients beside the measured ones (ws)", "-native -hangup-rate 5% -hangup-after first")
+    flags.value("hangup-rate", 0.0, parse_percent, "so many a turn that hang up", "5%")
+    flags.value("hangup-after", None, _hangup, "when they hang up: first (token) or a time after the ask", "500ms")
+    flags.switch("reconnect", "who hangs up comes back, resumes (native) and waits for the end")
+    flags.value("slow-reader", (0.0, 0.0), parse_slow_readers, "clients that read slowly: share and speed", "10%:2KB/s")
+    flags.value("burst", 0, int, "so many clients that all come at once, for one turn", "100")
+    flags.value("burst-at", 0.0, parse_duration, "when they come, from the first ask on", "10s")
+    flags.value("idle-clients", 0, int, "sockets that are open and silent", "500")
+
+
 def _watch_flags(flags: Flags) -> None:
-    flags.value("server-metrics", (), _urls, "the services' /metrics, comma between, read over the steady window")
-    flags.value("server-interval", 1.0, parse_duration, "time between two reads of them")
-    flags.value(
-        "postgres",
-        "",
-        str.strip,
-        "DSN: print the statements of the steady window, by pg_stat_statements or the services",
-    )
-    flags.value("watch-pid", (), parse_pids, "processes whose memory, CPU, files and sockets are recorded")
-    flags.many("threshold", parse_gate, "gate such as turn_latency:p95<4000ms: exit 1 where it does not hold")
-    flags.switch("abort-on-fail", "end the run as soon as a threshold does not hold")
-    flags.value("goodput", {}, parse_goodput, "limits that make a turn good, such as 'ttft:300ms turn:4s'")
-    flags.value("json", "", str.strip, "write the result to this file")
-    flags.value("csv", "", str.strip, "write a row for each turn to this file")
-    flags.value("html", "", str.strip, "write a report with charts to this file")
-    flags.value("md", "", str.strip, "write the tables to this file as Markdown")
+    flags.group("what is watched", "-server-metrics http://127.0.0.1:9005/metrics -watch-pid 4711")
+    flags.value("server-metrics", (), _urls, "the services' /metrics, comma between, read over the steady window",
+                "http://host:9005/metrics")  # fmt: skip
+    flags.value("server-interval", 1.0, parse_duration, "time between two reads of them", "5s")
+    flags.value("postgres", "", str.strip, "DSN: print the statements of the steady window, by pg_stat_statements or the services",
+                "postgresql://user@host/db")  # fmt: skip
+    flags.value("watch-pid", (), parse_pids, "processes whose memory, CPU, files and sockets are recorded", "4711,4712")
     flags.switch("no-live", "say nothing while the run lasts")
-    flags.value("live-interval", 0.0, parse_duration, "time between two live lines")
+    flags.value("live-interval", 0.0, parse_duration, "time between two live lines (1s on a terminal, 5s elsewhere)",
+                "2s")  # fmt: skip
     flags.switch("progress", argparse.SUPPRESS)
+
+
+def _result_flags(flags: Flags) -> None:
+    flags.group("gates and files", "-threshold 'turn_p95<4s' -threshold 'errors:rate<0.1%' -json result.json")
+    flags.many("threshold", parse_gate, "gate: exit 1 where it does not hold; may be given again", "'turn_p95<4s'")
+    flags.switch("abort-on-fail", "end the run as soon as a threshold does not hold")
+    flags.value("goodput", {}, parse_goodput, "limits that make a turn good", "'ttft:300ms turn:4s'")
+    flags.value("json", "", str.strip, "write the result to this file", "result.json")
+    flags.value("csv", "", str.strip, "write a row for each turn to this file", "turns.csv")
+    flags.value("html", "", str.strip, "write a report with charts to this file", "report.html")
+    flags.value("md", "", str.strip, "write the tables to this file as Markdown", "report.md")
 
 
 def load_of(values: argparse.Namespace) -> Load:
@@ -147,6 +172,9 @@ def load_of(values: argparse.Namespace) -> Load:
 
 def misbehaviour_of(values: argparse.Namespace) -> Misbehaviour:
     """The misbehaving clients. Raises `UsageError`."""
+    beside = values.hangup_rate or values.slow_reader[0] or values.burst or values.idle_clients
+    if beside and values.protocol != "ws":
+        raise UsageError("misbehaving clients come with -protocol ws")
     if values.burst < 0 or values.idle_clients < 0:
         raise UsageError("-burst and -idle-clients cannot be negative")
     if values.reconnect and not values.native:
