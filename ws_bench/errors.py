@@ -51,8 +51,9 @@ def json_or_text(raw: bytes) -> object:
 
 
 def refusal_text(body: object) -> str:
-    """The reason in a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}` or a short text; else empty."""
-    detail = body.get("detail") if isinstance(body, dict) else body
+    """The reason in a refusal: `{"detail": {"code", "message"}}`, `{"detail": "…"}`, OpenAI's
+    `{"error": {"code", "message"}}` or a short text; else empty."""
+    detail = (body.get("detail") or body.get("error")) if isinstance(body, dict) else body
     if isinstance(detail, dict):
         detail = ", ".join(str(detail[key]) for key in ("code", "message") if detail.get(key))
     # A proxy's HTML page says less than its status.

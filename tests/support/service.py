@@ -273,6 +273,7 @@ def _server(service: AgenticService, settings: AgenticSettings) -> SilentServer:
         ws_max_size=settings.limits.max_frame_bytes,
         ws_ping_interval_s=settings.server.ping_interval_s,
         ws_ping_timeout_s=settings.server.ping_timeout_s,
+        ws_deflate=settings.server.ws_per_message_deflate,
         connections=settings.connections,
         loop="none",
     )

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ws_bench.config.options import Gates, Load, Misbehaviour, Observe, Outputs
@@ -11,7 +12,10 @@ from ws_bench.config.prompts import Script, digest, read_scripts
 from ws_bench.config.runflags import load_of, misbehaviour_of, observe_of, outputs_of, run_flags
 from ws_bench.errors import UsageError
 
-_SOCKET_PATHS = ("/chatbot/query/ws-baseline", "/chatbot/query/ws")
+_DOOR_PATHS = ("/chatbot/query/ws-baseline", "/chatbot/query/ws", "/chatbot/query/stream")
+_COMPLETIONS_PATH = "/v1/chat/completions"
+PROTOCOLS = ("ws", "sse", "openai")
+_HTTP = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 _MAX_CLIENTS = 20_000
 _MAX_WORKERS = 64
 
@@ -43,7 +47,10 @@ class RunConfig:
     insecure: bool
     debug_events: bool
     read_limit_bytes: int
+    protocol: str
+    """`ws`, `sse` or `openai`; `url` is the address of that door."""
     native: bool
+    deflate: bool
     runtime_context: dict[str, object]
     load: Load
     misbehaviour: Misbehaviour
@@ -90,6 +97,14 @@ class RunConfig:
         query = [(key, "***" if key == "token" else value) for key, value in parse_qsl(parts.query)]
         return urlunsplit(parts._replace(query=urlencode(query, safe="*")))
 
+    def rest_url(self, path: str) -> str:
+        """An address below the base path of the service. Raises `UsageError` where the base path is not known."""
+        known = urlsplit(self.session_url or self.url)
+        base, chatbot, _ = known.path.partition("/chatbot/")
+        if not chatbot:
+            raise UsageError("-session-url says where the service's REST is, which this -url does not")
+        return urlunsplit((_HTTP[known.scheme], known.netloc, base + path, "", ""))
+
     @property
     def auth_headers(self) -> dict[str, str]:
         """The bearer header of REST calls and, without `-token-in-query`, of the handshake."""
@@ -108,7 +123,7 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
     """The configuration of parsed flags. Raises `UsageError`."""
     environment = os.environ if environ is None else environ
     _check(values)
-    parts = _socket_parts(values.url)
+    parts = _door_parts(values.url, values.protocol)
     load = load_of(values)
     requests = values.requests
     if values.requests_per_client == 0 and requests == 0:
@@ -116,7 +131,7 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
     total_mode = values.requests_per_client == 0 and not load.open
     clients = min(values.clients, requests) if total_mode else values.clients
     return RunConfig(
-        url=values.url,
+        url=door_url(parts, values.protocol),
         session_url=values.session_url or session_url_of(parts, needed=values.create_session and not values.session),
         token=_token(values, parts, environment),
         token_in_query=values.token_in_query,
@@ -138,7 +153,9 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
         insecure=values.insecure,
         debug_events=values.debug_events,
         read_limit_bytes=values.read_limit_bytes,
+        protocol=values.protocol,
         native=values.native,
+        deflate=values.deflate,
         runtime_context=_runtime_context(values),
         load=load,
         misbehaviour=misbehaviour_of(values),
@@ -151,15 +168,40 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def session_url_of(socket: SplitResult, *, needed: bool = True) -> str:
-    """The REST address of sessions for a socket address. Raises `UsageError` if needed and not derivable."""
-    for path in _SOCKET_PATHS:
+    """The REST address of sessions for a door's address. Raises `UsageError` if needed and not derivable."""
+    for path in _DOOR_PATHS:
         if path in socket.path:
-            scheme = {"ws": "http", "wss": "https"}[socket.scheme]
             rest = socket.path.replace(path, "/chatbot/session", 1)
-            return urlunsplit((scheme, socket.netloc, rest, "", ""))
+            return urlunsplit((_HTTP[socket.scheme], socket.netloc, rest, "", ""))
     if needed:
-        raise UsageError(f"cannot derive the session URL from {socket.path!r}: set -session-url")
+        raise UsageError(
+            f"cannot derive the session URL from {socket.path!r}: set -session-url (or -create-session=false)"
+        )
     return ""
+
+
+def door_url(parts: SplitResult, protocol: str) -> str:
+    """The address of a protocol's door: the one that is given, or the one beside a chat socket."""
+    if protocol == "ws" or parts.scheme in {"http", "https"}:
+        return urlunsplit(parts)
+    path = _COMPLETIONS_PATH
+    if protocol == "sse":
+        head, _, _ = parts.path.partition("/chatbot/query/")
+        path = f"{head}/chatbot/query/stream"
+    return urlunsplit((_HTTP[parts.scheme], parts.netloc, path, "", ""))
+
+
+def spoken(config: Mapping[str, Any]) -> str:
+    """The name of what a run spoke, from `config_as_json`."""
+    doors = {"sse": "turnwise.v1, event stream", "openai": "OpenAI chat completions"}
+    socket = "turnwise.v1" if config["native"] else "compatible"
+    deflated = ", deflate" if config.get("deflate") else ""
+    return doors.get(config.get("protocol", "ws"), socket + deflated)
+
+
+def streams(config: Mapping[str, Any]) -> bool:
+    """Whether what a run spoke brings an answer in pieces, from `config_as_json`."""
+    return bool(config.get("native")) or config.get("protocol", "ws") != "ws"
 
 
 def _check(values: argparse.Namespace) -> None:
@@ -171,8 +213,7 @@ def _check(values: argparse.Namespace) -> None:
         raise UsageError("-timeout must be above 0")
     if values.prepare_concurrency < 1:
         raise UsageError("-prepare-concurrency must be at least 1")
-    if values.protocol != "ws":
-        raise UsageError("-protocol: only ws is offered")
+    _check_protocol(values)
     if not 0 < values.workers <= _MAX_WORKERS:
         raise UsageError(f"-workers must be in 1..{_MAX_WORKERS}")
     if values.abort_on_fail and not values.threshold:
@@ -181,10 +222,22 @@ def _check(values: argparse.Namespace) -> None:
         raise UsageError("-read-limit-bytes must be at least 1")
 
 
-def _socket_parts(url: str) -> SplitResult:
+def _check_protocol(values: argparse.Namespace) -> None:
+    if values.protocol not in PROTOCOLS:
+        raise UsageError(f"-protocol must be one of {', '.join(PROTOCOLS)}")
+    if values.protocol != "ws" and (values.native or values.deflate or values.token_in_query):
+        raise UsageError("-native, -deflate and -token-in-query are for -protocol ws")
+    if values.protocol == "openai":
+        if _runtime_context(values):
+            raise UsageError("a chat completion has no runtime_context, so no -search-…, -document-… or -include-…")
+        if values.prepare_sessions or values.verify_history:
+            raise UsageError("-prepare-sessions and -verify-history are not for -protocol openai")
+
+
+def _door_parts(url: str, protocol: str) -> SplitResult:
     parts = urlsplit(url)
-    if parts.scheme not in {"ws", "wss"} or not parts.hostname:
-        raise UsageError("-url must be ws://host[:port]/path or wss://host[:port]/path")
+    if parts.scheme not in ({"ws", "wss"} if protocol == "ws" else _HTTP) or not parts.hostname:
+        raise UsageError("-url must be ws://host[:port]/path or wss://host[:port]/path (http and https with -protocol)")
     return parts
 
 
@@ -221,7 +274,9 @@ def config_as_json(config: RunConfig) -> dict[str, object]:
         "prompts": len(config.prompts),
         "prompts_digest": digest(config.prompts) if config.prompts else "",
         "mode": config.mode,
+        "protocol": config.protocol,
         "native": config.native,
+        "deflate": config.deflate,
         "clients": config.clients,
         "requests_per_client": config.requests_per_client,
         "requests": config.requests,

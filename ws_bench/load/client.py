@@ -14,13 +14,18 @@ from websockets.typing import Subprotocol
 
 from ws_bench.errors import TurnBroken, json_or_text, refusal_text
 
-_CLOSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 _SLOW_BUFFER = 4096
-_AUTH_STATUSES = frozenset({401, 403})
+AUTH_STATUSES = frozenset({401, 403})
 
 
 class ClientSocket(Protocol):
-    """One open socket. `send` and `recv` raise `TurnBroken` if the connection fails."""
+    """One open socket. `send` and `recv` raise `TurnBroken` if the connection fails.
+
+    `kept_session` is the id of the session that the service made of what was asked; empty where it makes none itself.
+    """
+
+    kept_session: str
 
     async def send(self, text: str) -> None:
         """Write one text frame."""
@@ -28,7 +33,7 @@ class ClientSocket(Protocol):
     async def recv(self) -> bytes:
         """The next frame's payload, undecoded."""
 
-    async def close(self, code: int = 1000, reason: str = "done") -> None:
+    async def close(self, code: int = 1000, reason: str = "done", /) -> None:
         """Close with a handshake of at most two seconds. Never raises. Frames already read can still be received."""
 
     def abort(self) -> None:
@@ -36,7 +41,9 @@ class ClientSocket(Protocol):
 
 
 class Connector(Protocol):
-    """Opens sockets to one address."""
+    """Opens sockets to one address. `dials` says whether `connect` opens a connection, or the first ask does."""
+
+    dials: bool
 
     async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
         """Open a socket and do the handshake. Raises `TurnBroken`; the caller sets the deadline.
@@ -46,15 +53,26 @@ class Connector(Protocol):
 
 
 class WebsocketsConnector:
-    """The `websockets` library: no compression, no pings, no proxy, so that a run measures the service alone."""
+    """The `websockets` library: no pings, no proxy, and no compression unless `deflate`, so that a run measures
+    the service alone."""
+
+    dials = True
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, subprotocol: str = "", max_size: int, insecure: bool = False
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        subprotocol: str = "",
+        max_size: int,
+        insecure: bool = False,
+        deflate: bool = False,
     ) -> None:
         self._url = url
         self._headers = dict(headers)
         self._subprotocol = subprotocol
         self._max_size = max_size
+        self._deflate = deflate
         self._ssl = _insecure_context() if insecure and url.startswith("wss:") else None
 
     async def connect(self, *, bytes_per_s: float = 0.0) -> ClientSocket:
@@ -67,11 +85,11 @@ class WebsocketsConnector:
                 max_queue=1 if bytes_per_s else 16,
                 additional_headers=self._headers,
                 subprotocols=[Subprotocol(self._subprotocol)] if self._subprotocol else None,
-                compression=None,
+                compression="deflate" if self._deflate else None,
                 max_size=self._max_size,
                 ping_interval=None,
                 open_timeout=None,
-                close_timeout=_CLOSE_TIMEOUT_S,
+                close_timeout=CLOSE_TIMEOUT_S,
                 proxy=None,
                 ssl=self._ssl,
             )
@@ -80,11 +98,17 @@ class WebsocketsConnector:
         if self._subprotocol and connection.subprotocol != self._subprotocol:
             await connection.close()
             raise TurnBroken("protocol_not_native", f"the service does not speak {self._subprotocol}")
+        answer = connection.response
+        if self._deflate and (answer is None or "Sec-WebSocket-Extensions" not in answer.headers):
+            await connection.close()
+            raise TurnBroken("protocol_not_deflated", "the service does not take permessage-deflate")
         return _WebsocketsSocket(connection, bytes_per_s)
 
 
 class _WebsocketsSocket:
     """A `ClientSocket` over one connection of `websockets`."""
+
+    kept_session = ""
 
     def __init__(self, connection: ClientConnection, bytes_per_s: float = 0.0) -> None:
         self._connection = connection
@@ -117,7 +141,7 @@ def dial_failure(failure: Exception) -> TurnBroken:
     if isinstance(failure, InvalidStatus):
         status = failure.response.status_code
         said = refusal_text(json_or_text(bytes(failure.response.body or b"")))
-        return TurnBroken(f"auth_{status}" if status in _AUTH_STATUSES else f"ws_handshake_{status}", said)
+        return TurnBroken(f"auth_{status}" if status in AUTH_STATUSES else f"ws_handshake_{status}", said)
     if isinstance(failure, InvalidHandshake):
         return TurnBroken("ws_handshake", type(failure).__name__)
     if isinstance(failure, socket.gaierror):

@@ -9,18 +9,11 @@ from ws_bench.config.flags import RunConfig
 from ws_bench.config.prompts import Prompts
 from ws_bench.errors import SessionCallFailed, TurnBroken
 from ws_bench.load.client import ClientSocket, Connector
+from ws_bench.load.engines import speaker_of
 from ws_bench.load.history import AcknowledgedTurns
 from ws_bench.load.pacing import Interrupt
 from ws_bench.load.sessions import SessionApi
-from ws_bench.record.dialects import (
-    CompatibleTurn,
-    NativeTurn,
-    TurnReader,
-    after_the_end,
-    ask_frame,
-    clock,
-    parse_event,
-)
+from ws_bench.record.dialects import TurnReader, after_the_end, clock, parse_event
 from ws_bench.record.recorder import Recorder
 from ws_bench.record.results import TurnResult
 
@@ -63,14 +56,16 @@ class Conversation:
         self._context = context
         self._socket: ClientSocket | None = None
         self._session_id: str | None = None
-        self._own_session = False
+        self._speaker = speaker_of(context.config)
+        self._own_session = ""
+        """The id of the session to delete at the end."""
         self._opened = 0
         self._last: tuple[int, str] | None = None
 
     async def open(self) -> None:
         """Get ready to ask. Raises `TurnBroken`, after which it may be called again."""
         if self._session_id is None:
-            self._session_id, self._own_session = await self._session()
+            self._session_id = await self._session()
         if self._socket is None:
             if self._opened:
                 self._context.recorder.reconnects += 1
@@ -88,12 +83,14 @@ class Conversation:
         context, socket = self._context, self._socket
         config, recorder = context.config, context.recorder
         exchange_id = uuid.uuid4().hex
-        reader: TurnReader = NativeTurn(exchange_id) if config.native else CompatibleTurn(self._session_id, exchange_id)
         message = context.prompts.next(self._client)
-        frame = ask_frame(self._session_id, exchange_id, message, config.agent, config.runtime_context)
+        frame, reader = self._speaker.ask(self._session_id, exchange_id, message)
         asked = clock()
         recorder.turn_asked(self._client)
         failure, frames = await self._ask_and_follow(socket, frame, reader)
+        if failure is None:
+            self._speaker.answered(message, reader.answer)
+        self._note_kept_session(socket)
         result = turn_result(self._client, asked, clock(), recorder.begin, reader, failure)
         result = replace(result, frames=frames, intended=None if intended is None else intended - recorder.begin)
         self._last = (recorder.turn_ended(result), exchange_id)
@@ -116,12 +113,12 @@ class Conversation:
     async def close(self) -> None:
         """Disconnect, and delete the session if this conversation created it."""
         await self.disconnect()
-        if not self._own_session or self._session_id is None or not self._context.config.delete_session:
+        if not self._own_session or not self._context.config.delete_session:
             return
         if self._context.config.verify_history:
-            self._context.kept_sessions.append(self._session_id)
+            self._context.kept_sessions.append(self._own_session)
         else:
-            await self._context.sessions.delete(self._session_id)
+            await self._context.sessions.delete(self._own_session)
 
     async def _ask_and_follow(
         self, socket: ClientSocket, frame: str, reader: TurnReader
@@ -162,14 +159,23 @@ class Conversation:
         except TurnBroken:
             return
 
-    async def _session(self) -> tuple[str, bool]:
-        """The session to ask in, and whether this conversation must delete it."""
+    async def _session(self) -> str:
+        """The session to ask in. Where the door makes sessions itself, of names, it is a name."""
         config = self._context.config
         if config.session or not config.create_session:
-            return config.session, False
+            return config.session
+        if config.protocol == "openai":
+            return uuid.uuid4().hex
         if self._context.prepared:
-            return self._context.prepared[self._client], False
-        return await create_session(self._context), True
+            return self._context.prepared[self._client]
+        self._own_session = await create_session(self._context)
+        return self._own_session
+
+    def _note_kept_session(self, socket: ClientSocket) -> None:
+        """Take over the session that the service has made for this conversation."""
+        if socket.kept_session and not self._own_session and self._context.config.owns_sessions:
+            self._own_session = socket.kept_session
+            self._context.sessions.created += 1
 
     async def _connect(self) -> ClientSocket:
         context = self._context
@@ -179,7 +185,8 @@ class Conversation:
                 socket = await context.connector.connect()
         except TimeoutError as late:
             raise TurnBroken("connect_timeout") from late
-        context.recorder.connect_ms.append((clock() - begin) * 1000)
+        if context.connector.dials:
+            context.recorder.connect_ms.append((clock() - begin) * 1000)
         return socket
 
 

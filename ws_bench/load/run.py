@@ -15,10 +15,9 @@ from ws_bench.config.arrivals import schedule
 from ws_bench.config.flags import RunConfig, config_as_json
 from ws_bench.config.options import Cut, Gate, Outputs
 from ws_bench.config.prompts import Prompts
-from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
 from ws_bench.errors import PreparationFailed, TurnBroken
-from ws_bench.load.client import WebsocketsConnector
 from ws_bench.load.conversation import Conversation, RunContext, SocketLost, create_session
+from ws_bench.load.engines import connector_of
 from ws_bench.load.history import verify_history
 from ws_bench.load.live import LiveProgress, Progress, progress
 from ws_bench.load.misbehaviour import MisbehavingClients
@@ -124,17 +123,10 @@ class _Run:
         self._postgres = postgres
         self._started_unix = time.time()
         self._recorder = Recorder(config.clients)
-        connector = WebsocketsConnector(
-            config.dial_url,
-            {} if config.token_in_query else config.auth_headers,
-            subprotocol=NATIVE_SUBPROTOCOL if config.native else "",
-            max_size=config.read_limit_bytes,
-            insecure=config.insecure,
-        )
         # Each purpose has its own random sequence, so that a flag for one does not shift the others.
         seed = config.load.seed
         prompts = Prompts(config.prompts, config.message, _random(seed, "prompts"))
-        self._context = RunContext(config, connector, interrupt, sessions, self._recorder, prompts)
+        self._context = RunContext(config, connector_of(config), interrupt, sessions, self._recorder, prompts)
         self._misbehaving = MisbehavingClients(self._context, _random(seed, "misbehaviour"))
         self._server = ServerMonitor(config, self._recorder)
         self._pacer: Pacer = SharedTotal(interrupt, total=0)

@@ -5,12 +5,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
 from backend_kit.wire import InvalidJson, loads
 from ws_bench.config.flags import RunConfig
+from ws_bench.errors import UsageError
 from ws_bench.record.exposition import (
     Figures,
     Samples,
@@ -142,7 +143,9 @@ class ServerMonitor:
         timeout = aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._config.auth_headers) as http:
             try:
-                async with http.get(verdict_url(self._config.url), params={"window_s": f"{window_s:.3f}"}) as response:
+                async with http.get(
+                    self._config.rest_url("/kpi/verdict"), params={"window_s": f"{window_s:.3f}"}
+                ) as response:
                     if response.status == 200:
                         given = loads(await response.read())
                         return given if isinstance(given, dict) else None
@@ -150,6 +153,8 @@ class ServerMonitor:
                         self._note(_NO_OPERATOR.format(response.status))
             except (aiohttp.ClientError, TimeoutError, InvalidJson):
                 self._note("the service gave no verdict")
+            except UsageError as failure:
+                self._note(f"no verdict was asked for: {failure}")
         return None
 
     def _note(self, failure: str) -> None:
@@ -179,14 +184,6 @@ class ServerMonitor:
 def distributions_url(metrics_url: str) -> str:
     """The address of a service's distributions: beside its metrics."""
     return urljoin(metrics_url, "distributions")
-
-
-def verdict_url(socket_url: str) -> str:
-    """The address of the verdict of the service behind a chat socket."""
-    parts = urlsplit(socket_url)
-    base = parts.path.split("/chatbot/", 1)[0]
-    scheme = {"ws": "http", "wss": "https"}[parts.scheme]
-    return urlunsplit((scheme, parts.netloc, f"{base}/kpi/verdict", "", ""))
 
 
 def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | None:

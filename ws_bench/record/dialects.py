@@ -11,6 +11,8 @@ from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.errors import TurnBroken
 
 Event = Mapping[str, Any]
+DONE: Event = {"object": "done"}
+"""The end of a stream in OpenAI's shape, which is no JSON."""
 _NATIVE_PASSING = frozenset({"accepted", "custom", "message", "restarted", "sources", "thought"})
 _NATIVE_BESIDE = frozenset({"session", "heartbeat", "pong"})
 
@@ -56,6 +58,14 @@ def ask_frame(
     return dumps(frame).decode()
 
 
+def completion_frame(session_name: str, agent: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The body of a streamed chat completion, in a session of that name; with none, nothing is kept of it."""
+    body: dict[str, object] = {"model": agent, "messages": list(messages), "stream": True}
+    if session_name:
+        body["metadata"] = {"session_id": session_name}
+    return dumps(body).decode()
+
+
 def resume_frame(session_id: str, exchange_id: str, after_seq: int) -> str:
     """The native frame that asks for the events of a running or just finished turn after one that was read."""
     frame = {"type": "resume", "session_id": session_id, "exchange_id": exchange_id, "after_seq": max(after_seq, 0)}
@@ -64,6 +74,8 @@ def resume_frame(session_id: str, exchange_id: str, after_seq: int) -> str:
 
 def parse_event(frame: bytes) -> Event:
     """The event in a frame. Raises `TurnBroken` if it is not a JSON object."""
+    if frame == b"[DONE]":
+        return DONE
     try:
         event = loads(frame)
     except InvalidJson as failure:
@@ -73,7 +85,7 @@ def parse_event(frame: bytes) -> Event:
     return event
 
 
-class _Timeline:
+class Timeline:
     """Times of events and tokens, and the content of the final."""
 
     def __init__(self) -> None:
@@ -108,7 +120,7 @@ class _Timeline:
         self.ledger = _ledger_of(event, messages)
 
 
-class CompatibleTurn(_Timeline):
+class CompatibleTurn(Timeline):
     """session?, stream…, final. A token is a whole assistant message with text; the echo of the user's is not one.
 
     Messages that name another session or exchange are cross-talk. The question once more is a turn that runs again.
@@ -173,7 +185,7 @@ class CompatibleTurn(_Timeline):
             self._last_rank = rank
 
 
-class NativeTurn(_Timeline):
+class NativeTurn(Timeline):
     """accepted, thought…, delta…, message…, custom…, sources?, final. A token is a delta; without deltas, an assistant
     message. Reasoning is none. After `restarted`, anywhere, all that comes anew."""
 

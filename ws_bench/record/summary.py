@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ws_bench.config.flags import streams
 from ws_bench.config.options import parse_gate
 from ws_bench.record.gates import GateResult, Goodput, check_gates, goodput
 from ws_bench.record.recording import Recording, window_of
@@ -164,7 +165,7 @@ def build_report(recording: Recording) -> RunReport:
         gap=spreads["gap"],
         stall=_present(turn.stall_ms for turn in good),
         tail=_present(turn.tail_ms for turn in good),
-        frames=_present(turn.frames for turn in good) if recording.config.get("native") else None,
+        frames=_present(turn.frames for turn in good) if streams(recording.config) else None,
         late_start=_present(
             (turn.asked - turn.intended) * 1000 for turn in turns if turn.intended is not None and turn.sent
         ),

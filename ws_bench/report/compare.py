@@ -27,7 +27,9 @@ _MIN_GROUP = 3
 _SINGLE_EFFECT, _GROUP_EFFECT = 0.10, 0.02
 _CONFIDENCE = 0.99
 _LIKE = ("agent", "message", "prompts_digest", "native", "clients", "requests_per_client", "requests", "mode", "load",
-         "misbehaviour", "runtime_context", "ramp_s")  # fmt: skip
+         "misbehaviour", "runtime_context", "ramp_s", "protocol", "deflate")  # fmt: skip
+_BEFORE = {"protocol": "ws", "deflate": False}
+"""What results say that are older than a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def all_steady(runs: Sequence[Recording]) -> bool:
 def likeness(run: Recording) -> dict[str, Any]:
     """What must be equal for a difference to be due to the build."""
     load = {name: value for name, value in run.config.get("load", {}).items() if name != "seed"}
-    wanted = {name: run.config.get(name) for name in _LIKE if name != "load"}
+    wanted = {name: run.config.get(name, _BEFORE.get(name)) for name in _LIKE if name != "load"}
     hashes = [build.get("config_hash", "") for build in run.server.builds] if run.server else []
     return {**wanted, "load": load, "server_config": hashes}
 

@@ -5,6 +5,7 @@ from html import escape
 from math import log10
 from typing import TypeVar
 
+from ws_bench.config.flags import spoken
 from ws_bench.config.golang import figure, format_duration, milliseconds
 from ws_bench.record.gates import GateResult
 from ws_bench.record.results import Spread, TurnResult, percentile
@@ -56,7 +57,7 @@ svg text{font-size:11px;fill:var(--soft)}.mid{text-anchor:middle}.end{text-ancho
 def html_report(report: RunReport) -> str:
     """A run as an HTML page."""
     config = report.recording.config
-    protocol = "turnwise.v1" if config["native"] else "compatible"
+    protocol = spoken(config)
     head = f'<p class="soft">{escape(config["url"])}, {escape(config["mode"])}, {protocol} protocol</p>'
     note = '<p class="soft">The shaded part is the steady window.</p>' if report.steady else ""
     parts = [

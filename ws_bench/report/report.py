@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from ws_bench.config.flags import RunConfig
+from ws_bench.config.flags import RunConfig, config_as_json, spoken
 from ws_bench.config.golang import figure, format_bool, format_duration
 from ws_bench.errors import BenchError
 from ws_bench.record.estimates import Interval, intervals_of
@@ -66,7 +66,7 @@ def config_recap(config: RunConfig, style: Style) -> str:
         style.line("Read limit bytes", config.read_limit_bytes),
         style.line("Auth", "query" if config.token_in_query else "header"),
         style.line("Insecure TLS", format_bool(config.insecure)),
-        style.line("Protocol", "turnwise.v1" if config.native else "compatible"),
+        style.line("Protocol", spoken(config_as_json(config))),
     ]
     return "\n" + "\n".join(lines) + "\n"
 
@@ -144,7 +144,7 @@ def result_json(report: RunReport) -> dict[str, object]:
         "started_at": datetime.fromtimestamp(recording.started_unix, UTC).isoformat(timespec="milliseconds"),
         "target": config["url"],
         "agent_id": config["agent"],
-        "protocol": "turnwise.v1" if config["native"] else "compatible",
+        "protocol": spoken(config),
         "mode": config["mode"],
         "config": config,
         "counts": {
