@@ -18,6 +18,11 @@ from ws_bench.errors import BenchError, UsageError
 _HELP = """usage: ws_bench [run] flags              load an agentic service (`ws_bench run -h` lists the flags)
        ws_bench sweep [flags]           the same load at several numbers of clients, as a table
        ws_bench find-knee [flags]       the highest rate of turns that the service holds
+       ws_bench micro [flags]           what the smallest pieces of a client cost here, and of a service
+       ws_bench ladder [flags]          what each layer of a turn costs, from a connection to a search
+       ws_bench matrix [flags]          the same load over each combination of what a client can choose
+       ws_bench profile [flags]         where the CPU of the service goes under a load
+       ws_bench verdict [flags]         who bounds the service, at more and more clients
        ws_bench compare A.json B.json   better, worse or noise; exit 1 where worse
        ws_bench report RESULT.json      a result again, or as HTML, Markdown, CSV
        ws_bench merge A.json B.json     results of several generators as one
@@ -29,6 +34,11 @@ _COMMANDS = {
     "merge": ("ws_bench.cli.commands", "merge_command"),
     "sweep": ("ws_bench.cli.sweep", "sweep_command"),
     "find-knee": ("ws_bench.cli.knee", "knee_command"),
+    "micro": ("ws_bench.cli.micro", "micro_command"),
+    "ladder": ("ws_bench.cli.ladder", "ladder_command"),
+    "matrix": ("ws_bench.cli.matrix", "matrix_command"),
+    "profile": ("ws_bench.cli.profile", "profile_command"),
+    "verdict": ("ws_bench.cli.verdict", "verdict_command"),
     "compare": ("ws_bench.report.compare", "compare_command"),
 }
 

@@ -6,19 +6,13 @@ other pieces stand beside them in micro_cases.py.
 Control: the empty loop, subtracted from every figure.
 Command: `make bench-micro` (`--short` in .ci/run: less time, bounds five times as wide; `--only jwt`).
 
-The process is pinned to one core. A sample is the mean over as many repetitions as take 100 µs, so that the clock is
-not in it; samples are taken for half a second. The least is judged, since other work on the machine only ever adds;
-`rme` is the margin of error of the mean at 95 %, as a share of it.
+The process is pinned to one core, and samples are taken for half a second as `ws_bench micro` takes them
+(`ws_bench/record/timing.py`), whose pieces are those of a client.
 """
 
 import argparse
-import math
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import fmean, stdev
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry
@@ -32,10 +26,8 @@ from agentic_backend.spool.statements import WRITE_TURNS
 from agentic_backend.verdict import Gauged, Windows
 from backend_kit.kpi import Kpi, Ledger, phase
 from backend_kit.kpi.core import PhaseTimer
-from backend_kit.kpi.rollup import nearest_rank
-from tests.bench.micro_cases import Case, Run, service_cases
-
-SAMPLE_S = 100e-6
+from tests.bench.micro_cases import Case, service_cases
+from ws_bench.record.timing import HEAD, empty, measure, pinned, row
 
 
 class PhaseOf3S(PhaseTimer):
@@ -82,11 +74,6 @@ class Cases:
             ("metrics.turns(agent, status).inc", self.counter, 1.5),
             (f"a whole turn of Georges: {self.observed()} observations, ledger, account, verdict", self.turn, 50.0),
         ]
-
-    def empty(self, times: range) -> None:
-        """The loop itself."""
-        for _ in times:
-            pass
 
     def phase_alone(self, times: range) -> None:
         time_phase = self.kpi.phase
@@ -181,65 +168,6 @@ def _in_ledgers(times: range) -> Iterator[range]:
         yield range(first, min(first + 100, times.stop))
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Microseconds a repetition, one figure a sample, ascending."""
-
-    costs: list[float]
-
-    @property
-    def least(self) -> float:
-        """The figure that is judged."""
-        return self.costs[0]
-
-    def line(self) -> str:
-        """The columns of the table from `hz` to `samples`."""
-        mean = fmean(self.costs)
-        error = 1.96 * stdev(self.costs) / math.sqrt(len(self.costs)) / mean if len(self.costs) > 1 and mean else 0.0
-        ranks = "".join(f"{nearest_rank(self.costs, share):10.2f}" for share in (0.75, 0.99, 0.995, 0.999))
-        hz = f"{1e6 / mean:12,.0f}" if mean > 0 else f"{'':12}"
-        return f"{hz} {self.least:9.2f} {mean:9.2f} {ranks} {error:7.2%} {len(self.costs):8}"
-
-
-def measure(run: Run, seconds: float, nothing_us: float) -> Samples:
-    """Take samples for so many seconds, at least ten, less the cost of the loop itself."""
-    count = repetitions(run)
-    costs: list[float] = []
-    end = perf_counter() + seconds
-    while perf_counter() < end or len(costs) < 10:
-        begun = perf_counter()
-        run(range(count))
-        costs.append((perf_counter() - begun) / count * 1e6 - nothing_us)
-    return Samples(sorted(costs))
-
-
-def repetitions(run: Run) -> int:
-    """How many take at least a sample's length, once warm."""
-    count = 1
-    while True:
-        run(range(count))
-        begun = perf_counter()
-        run(range(count))
-        if perf_counter() - begun >= SAMPLE_S or count >= 1_000_000:
-            return count
-        count *= 2
-
-
-@contextmanager
-def pinned() -> Iterator[str]:
-    """Keep the process on the last core it may use."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield "not pinned: this system has no sched_setaffinity"
-        return
-    allowed = os.sched_getaffinity(0)
-    core = max(allowed)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield f"pinned to core {core} of {len(allowed)}"
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 def main() -> int:
     """Time every case; 1 where the least of one is above its bound."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -253,17 +181,14 @@ def main() -> int:
         print(
             f"Python {sys.version.split()[0]}, {where}, {seconds} s a case; times in µs, the least is held to `bound`"
         )
-        nothing = measure(cases.empty, seconds, 0.0).least
-        print(
-            f"{'hz':>12} {'min':>9} {'mean':>9} {'p75':>10}{'p99':>10}{'p995':>10}{'p999':>10} "
-            f"{'rme':>7} {'samples':>8} {'bound':>9}  verdict"
-        )
+        nothing = measure(empty, seconds, 0.0).least
+        print(HEAD)
         for name, run, bound in [*cases.listed(), *more]:
             if options.only in name:
                 samples = measure(run, seconds, nothing)
-                good = samples.least <= bound * slack
+                line, good = row(name, samples, bound * slack)
                 over += not good
-                print(f"{samples.line()} {bound * slack:9.2f}  {'ok' if good else 'OVER':7} {name}")
+                print(line)
     return 1 if over else 0
 
 

@@ -34,8 +34,8 @@ from tests.agentic_backend.chat.told_hub import RULES, Peer, ToldTurns, until
 from tests.support.ports import free_port
 from tests.support.postgres import public_directory
 from turnwise.postgres import USER, EmbeddedPostgres
+from ws_bench.record.timing import Run
 
-Run = Callable[[range], None]
 Case = tuple[str, Run, float]
 """Name, function over a range of repetitions, bound in µs."""
 

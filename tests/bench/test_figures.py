@@ -9,8 +9,8 @@ from tests.bench.bench import Verdicts, cores, pinned_to
 from tests.bench.deployment import busy_s, cpu_s
 from tests.bench.matrix import SWITCHES, Acceptance, Effect, both, hold_accepted, setting
 from tests.bench.measured import Sample, Series
-from tests.bench.micro import Samples, repetitions
-from tests.bench.profile import Stack, does, library, parse
+from ws_bench.record.stacks import Stack, does, library, parse
+from ws_bench.record.timing import Samples, repetitions
 
 
 def figures(cpu_ms: float, **other: Any) -> Sample:

@@ -3,8 +3,9 @@
 Builds it, installs it with all extras by `python -m venv` and pip, holds the size of what that brings to its bound,
 starts `turnwise run` in an empty folder with an empty home, asks Georges, Rico (who needs the embedding model, which
 is fetched then, and the documents, which come with the wheel) and Sammy (who needs the server of the sample tools),
-ends it by Ctrl-C, and looks for what is left. Then it follows docs/agents.md to the letter in another empty folder: its
-commands, its files, its starts, and asks each agent of that page.
+measures it with the commands of `ws_bench`, ends it by Ctrl-C, and looks for what is left. Then it follows
+docs/agents.md to the letter in another empty folder: its commands, its files, its starts, and asks each agent of that
+page.
 
     python -m tests.wheel [--keep]
 
@@ -175,6 +176,23 @@ def ask_all(origin: str, asks: Mapping[str, tuple[str, int, str]]) -> None:
         require(not (message["metadata"].get("extras") or {}).get("error"), f"{agent}: {message}")
 
 
+def bench(environment: Path, origin: str, environ: Mapping[str, str]) -> None:
+    """Ask the service as its deployer would, with the load tester of the wheel alone."""
+    url = f"ws{origin.removeprefix('http')}/agentic/v1/chatbot/query/ws"
+    few = ("-url", url, "-no-live", "-clients", "2", "-requests-per-client", "2")
+    for command in (
+        ("micro", "-url", url, "-seconds", "20ms", "-only", "service"),
+        ("ladder", *few, "-agents", "Georges", "-rounds", "1"),
+        ("matrix", *few, "-rounds", "1"),
+        ("verdict", "-url", url, "-no-live", "-levels", "1", "-duration", "3s"),
+        ("profile", "-url", url, "-no-live", "-clients", "2", "-duration", "3s"),
+    ):
+        program = [environment / "bin/ws_bench", *command]
+        done = subprocess.run(program, cwd=environment, env=environ, capture_output=True, text=True, check=False)
+        print(done.stdout)
+        require(done.returncode == 0, f"ws_bench {command[0]} ended with {done.returncode}: {done.stderr}")
+
+
 def follow(wheel: Path, environment: Path, folder: Path, environ: Mapping[str, str]) -> None:
     """Do what docs/agents.md says, with the wheel at hand in the place of the package's name."""
     folder.mkdir()
@@ -220,6 +238,7 @@ def try_it(place: Path) -> None:
         run.wait_for("the library Turnwise is ready: ", 2 * HANGS_S)
         print(f"documents are there after {time.monotonic() - began:.1f} s")
         ask_all(run.origin, ASKS)
+        bench(place / "environment", run.origin, environ)
         run.end()
     finally:
         run.kill()

@@ -137,6 +137,7 @@ async def scripted_service(
             web.get("/agentic/v1/chatbot/session/{id}/history", functools.partial(_history, state)),
             web.get("/agentic/v1/chatbot/query/ws", functools.partial(_socket, state)),
             web.get("/agentic/v1/kpi/verdict", functools.partial(_verdict, state)),
+            web.get("/agentic/v1/healthz", _healthz),
             web.get("/metrics", functools.partial(_metrics, state)),
             web.get("/distributions", functools.partial(_distributions, state)),
             web.get("/statements", functools.partial(_statements, state)),
@@ -178,6 +179,10 @@ async def _verdict(state: ScriptedService, request: web.Request) -> web.Response
         window_s = float(request.query.get("window_s", "60"))
         return web.json_response({**state.verdict, "window_s": window_s, "turns": len(state.served_ms)})
     return web.Response(status=state.verdict or 404)
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
 
 
 async def _metrics(state: ScriptedService, _: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from ws_bench.__main__ import _COMMANDS, _HELP
+from ws_bench.cli import ladder, matrix, micro, profile, verdict
 from ws_bench.config.options import TIMES
 from ws_bench.config.runflags import run_flags
 from ws_bench.fakes.knobs import KNOBS
@@ -26,6 +27,8 @@ def test_every_flag_on_the_page_exists() -> None:
     known = flags_of("run") | {"levels", "recovery", "start", "max-rate", "step", "tolerance", "slo"}
     known |= {"old", "new", "baseline", "save-baseline", "noise-runs", "min-effect", "confidence", "force", "port"}
     known |= {"embed-latency", "rerank-latency"}
+    for command in (ladder, matrix, micro, profile, verdict):
+        known |= command._flags().value_flags
     named = set(re.findall(r"(?<=[` ])-{1,2}([a-z][a-z-]+)(?=[ `=]|$)", PAGE))
     assert sorted(named - known - {"m"}) == []
 

@@ -212,13 +212,14 @@ def _write(config: RunConfig, levels: Sequence[Level], recovery: Level | None) -
 def _flags() -> Flags:
     flags = run_flags("ws_bench sweep", "The same load at several numbers of clients (each with the flags of run).")
     flags.group("numbers of clients", "-levels 1,4,16,64 -requests-per-client 20")
-    flags.value("levels", _LEVELS, _parse_levels, "numbers of clients, comma between", "1,4,16,64")
+    flags.value("levels", _LEVELS, parse_levels, "numbers of clients, comma between", "1,4,16,64")
     flags.switch("recovery", "run the first level again after the last one", default=True)
     flags.parser.set_defaults(ramp_duration=_RAMP_S)
     return flags
 
 
-def _parse_levels(text: str) -> tuple[int, ...]:
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Numbers of clients that grow. Raises `UsageError`."""
     levels = tuple(int(item) for item in text.split(","))
     if not levels or min(levels) < 1 or list(levels) != sorted(set(levels)):
         raise UsageError("levels are numbers of clients, each above the one before")

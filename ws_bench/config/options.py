@@ -81,6 +81,8 @@ class Observe:
     interval_s: float = 1.0
     postgres: str = field(default="", repr=False)
     pids: tuple[int, ...] = ()
+    verdict: bool = False
+    """Ask for the service's verdict where no metrics are read, too."""
 
 
 @dataclass(frozen=True, slots=True)

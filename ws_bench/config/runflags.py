@@ -123,7 +123,7 @@ def _watch_flags(flags: Flags) -> None:
     flags.value("server-metrics", (), _urls, "the services' /metrics, comma between, read over the steady window",
                 "http://host:9005/metrics")  # fmt: skip
     flags.value("server-interval", 1.0, parse_duration, "time between two reads of them", "5s")
-    flags.value("postgres", "", str.strip, "DSN: print the statements of the steady window, by pg_stat_statements or the services",
+    flags.value("postgres", "", str.strip, "DSN: print what statements cost, by pg_stat_statements or the services",
                 "postgresql://user@host/db")  # fmt: skip
     flags.value("watch-pid", (), parse_pids, "processes whose memory, CPU, files and sockets are recorded", "4711,4712")
     flags.switch("no-live", "say nothing while the run lasts")

@@ -22,7 +22,7 @@ from ws_bench.load.history import verify_history
 from ws_bench.load.live import LiveProgress, Progress, progress
 from ws_bench.load.misbehaviour import MisbehavingClients
 from ws_bench.load.pacing import ClosedLoop, Interrupt, OpenLoop, Pacer, SharedTotal
-from ws_bench.load.server import ServerMonitor, server_view
+from ws_bench.load.server import ServerMonitor, server_view, verdict_of
 from ws_bench.load.sessions import SessionApi, for_each
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
@@ -180,7 +180,9 @@ class _Run:
             watched=processes.as_json(),
             environment=environment(self._argv),
         )
-        recording.server = server_view(self._server.log, window_of(recording))
+        window = window_of(recording)
+        recording.server = server_view(self._server.log, window)
+        recording.verdict = verdict_of(self._server.log, window)
         return recording
 
     async def _load(self) -> None:

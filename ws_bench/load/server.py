@@ -137,7 +137,7 @@ class ServerMonitor:
 
     async def _verdict(self, seconds: float) -> Mapping[str, Any] | None:
         """The verdict over the last `seconds`, None if there is none, which is no error."""
-        if not self.log.urls:
+        if not (self.log.urls or self._config.observe.verdict):
             return None
         window_s = min(max(seconds, _VERDICT_MIN_S), _VERDICT_MAX_S)
         timeout = aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S)
@@ -220,11 +220,15 @@ def server_view(log: ServerLog, window: SteadyWindow | None) -> ServerView | Non
         stalls=round(sum(difference(*read, "app_event_loop_stalls_total") for read in reads.metrics)),
         lost=round(sum(difference(*read, "app_persist_failures_total") for read in reads.metrics)),
         pool_exhausted=any(_exhausted(one) for at, many in parsed.items() if begin.at <= at <= end.at for one in many),
-        # Without a steady window the planned one may hold only some of the turns.
-        verdict=(log.verdict if window else None) or log.whole_verdict,
+        verdict=verdict_of(log, window),
         series=_series(parsed, observed),
         failures=log.failures,
     )
+
+
+def verdict_of(log: ServerLog, window: SteadyWindow | None) -> Mapping[str, Any] | None:
+    """The verdict over the steady window, else over the run: the planned window may hold few of its turns."""
+    return (log.verdict if window else None) or log.whole_verdict
 
 
 def _observed(scrapes: Sequence[Scrape], log: ServerLog) -> Mapping[float, list[ObservedValues]]:

@@ -110,6 +110,8 @@ class Recording:
     besides: dict[str, Any] = field(default_factory=dict)
     series: list[GeneratorSeries] = field(default_factory=list)
     server: ServerView | None = None
+    verdict: Mapping[str, Any] | None = None
+    """The service's own, where it was asked; also without its metrics."""
     postgres: PostgresView | None = None
     history: HistoryCheck | None = None
     watched: dict[str, Any] = field(default_factory=dict)
@@ -148,6 +150,7 @@ class Recording:
             "postgres": self.postgres.as_json() if self.postgres else None,
             "history": asdict(self.history) if self.history else None,
             "watched": self.watched,
+            "verdict": self.verdict,
         }
 
     @classmethod
@@ -167,6 +170,7 @@ class Recording:
             server=ServerView.from_json(raw["server"]) if raw["server"] else None,
             postgres=PostgresView.from_json(raw["postgres"]) if raw["postgres"] else None,
             history=HistoryCheck(**raw["history"]) if raw["history"] else None,
+            verdict=raw.get("verdict"),
             **{name: raw[name] for name in (*plain, *more)},
         )
 
