@@ -133,6 +133,7 @@ class Service(ABC, Generic[Config, State]):
         self.connection_metrics = ConnectionMetrics(self._registry)
         self._activity = Activity()
         self._state: State | None = None
+        self._times: StartTimes | None = None
         self._draining = False
         self._late_since: float | None = None
 
@@ -156,6 +157,8 @@ class Service(ABC, Generic[Config, State]):
         status = "draining" if self._draining else self._hindrance(state)
         if status is None:
             status = "loop_late" if self._loop_is_late(state) else "ready"
+        if status == "ready":
+            self._begin_measuring(state, status)
         return status == "ready", status, self._dependencies(state, status)
 
     @abstractmethod
@@ -243,27 +246,36 @@ class Service(ABC, Generic[Config, State]):
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        times = StartTimes()
+        self._times = StartTimes()
         async with AsyncExitStack() as stack:
             state = self._state = await self._build(stack)
             if self._freeze_gc:
                 _freeze_gc()
                 stack.callback(gc.unfreeze)
-            times.mark("build")
-            state.tasks.spawn("kpi-start", lambda: self._measure_once_ready(state, times))
+            self._times.mark("build")
+            state.tasks.spawn("kpi-start", lambda: self._measure_once_ready(state))
             yield
             self._state = None
 
-    async def _measure_once_ready(self, state: State, times: StartTimes) -> None:
-        """Begin to measure once the start is over: what it costs itself would be in the first windows."""
+    async def _measure_once_ready(self, state: State) -> None:
+        """Look whether the service is ready, and so begin to measure, though nobody asks."""
         status = "starting"
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_S):
                 while (status := self.state()[1]) != "ready":  # noqa: ASYNC110 - it depends on many parts
                     await asyncio.sleep(_LOOK_S)
-        times.mark("connect")
-        state.runtime.begin(times.line(status))
-        self._measuring(state)
+        self._begin_measuring(state, status)
+
+    def _begin_measuring(self, state: State, status: str) -> None:
+        """Begin to measure, if that is not done: what the start costs itself would be in the first windows.
+
+        Before anybody is told that the service is ready: what they do then counts.
+        """
+        times, self._times = self._times, None
+        if times is not None:
+            times.mark("connect")
+            state.runtime.begin(times.line(status))
+            self._measuring(state)
 
     def _measuring(self, state: State) -> None:
         """Measuring begins: a subclass drops what its own windows have of the start."""

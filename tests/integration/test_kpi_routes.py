@@ -140,6 +140,24 @@ async def test_a_window_that_is_not_kept_is_refused(service: RunningService, que
         assert response.status == 422
 
 
+@pytest.mark.parametrize(
+    ("ack", "last", "metric"),
+    [
+        ("spool", "spool_ack", "app_spool_ack_seconds"),
+        ("db", "db_ack", "app_db_ack_seconds"),
+        ("none", "turn_close", ""),
+    ],
+)
+async def test_the_acknowledgement_has_the_name_of_what_gives_it(
+    start_service: StartService, ack: str, last: str, metric: str
+) -> None:
+    async with start_service(persistence={"ack": ack}) as service:
+        final = await a_turn(service)
+        assert (final["durable"], final["ledger"][-1]["phase"]) == (ack, last)
+        for name in ("app_spool_ack_seconds", "app_db_ack_seconds"):
+            assert service.sample(name + "_count") == (name == metric)
+
+
 async def test_a_turn_is_one_line_that_joins_with_its_frames(
     service: RunningService, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -130,7 +130,7 @@ async def test_the_metrics_port_shows_what_was_observed(
         await service.post("/vector/rerank", {"question": "the spool", "documents": hits})
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as response:
             text = await response.text()
-    for phase in ("embed_query", "lexical_query", "vector_query", "rerank"):
+    for phase in ("vector_search", "vector_rerank", "embed_query", "lexical_query", "vector_query", "rerank"):
         assert f'app_phase_latency_seconds_count{{phase="{phase}",status="ok"}} 1.0' in text
     for line in (
         'app_kf_request_seconds_count{route="search",status="ok"} 1.0',

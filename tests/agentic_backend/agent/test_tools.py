@@ -1,16 +1,20 @@
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from agentic_backend.agent import Agent, AgentKit, Catalog
+from agentic_backend.agent import AGENT_PHASES, Agent, AgentKit, Catalog
 from agentic_backend.agent.toolbox import Offer, Tool, ToolAnswer, ToolCaller
 from agentic_backend.agent.tools import STOPPED, WITHOUT_TOOLS
 from agentic_backend.errors import LlmUnavailable
 from agentic_backend.events import Delta, Step
 from agentic_backend.llm import ModelPool
+from agentic_backend.session.turn_report import NUMBERED
 from agentic_backend.settings import AgentSettings, AgentTuning, McpServerRef
+from backend_kit.kpi import Kpi, Ledger, phase
 from tests.agentic_backend.agent.helpers import Turn, kit_for
 from tests.agentic_backend.llm.scripted import ScriptedModel, scripted, status
 from tests.support.tool_model import says, wants
@@ -92,6 +96,21 @@ async def test_calls_a_tool_and_answers_from_what_it_said(pool: ModelPool) -> No
     call, result = (one.parts[0] for one in turn.events if isinstance(one, Step))
     assert call == {"type": "tool_call", "call_id": "c1", "name": "add", "args": {"a": 1}}
     assert (result["call_id"], result["ok"], type(result["latency_ms"])) == ("c1", True, int)
+
+
+async def test_the_ledger_names_all_of_a_tool_turn_and_numbers_its_calls(pool: ModelPool) -> None:
+    ledger = Ledger(Kpi(CollectorRegistry(), service="t", phases=AGENT_PHASES), numbered=NUMBERED)
+    async with scripted(wants(("c1", "add", '{"a": 1}')), ANSWER) as server:
+        agent = sammy(pool, server, Box(offered("add")))
+        with ledger.activate(), phase("stream_agent_response"):
+            await agent.run(Turn("What is it?").run)
+    outer, *rows = ledger.rows()
+    assert outer["phase"] == "stream_agent_response"
+    assert [row["call"] for row in rows if row["phase"] == "llm_invoke"] == [1, 2]
+    own = [row for row in rows if row["depth"] == 1]
+    assert [row["phase"] for row in own] == ["graph", "llm_invoke", "graph", "llm_invoke", "graph"]
+    for earlier, later in pairwise(own):  # one follows the other, but for what is too short for a row
+        assert later["start_ms"] - (earlier["start_ms"] + earlier["ms"]) < 0.06
 
 
 async def test_calls_that_only_read_run_side_by_side_and_answer_in_their_order(pool: ModelPool) -> None:

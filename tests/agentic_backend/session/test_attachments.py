@@ -89,7 +89,7 @@ def leftovers(attachments: MemoryAttachments, knowledge: Knowledge, kpi: Kpi) ->
 
 
 async def test_only_of_users_that_were_seen_and_a_session_at_once(
-    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge
+    leftovers: Leftovers, attachments: MemoryAttachments, knowledge: Knowledge, kpi: Kpi
 ) -> None:
     attachments.left = [
         leftover("d1"),
@@ -106,6 +106,9 @@ async def test_only_of_users_that_were_seen_and_a_session_at_once(
     # Nothing is left of hers: she is not looked after until she is seen again.
     await leftovers.look()
     assert attachments.asked == 1
+    listed = kpi.timers["app.phase_latency_ms|phase=attachments_list_on_delete"].rollup.take()
+    assert listed is not None
+    assert listed.count == 1
 
 
 async def test_one_users_failure_is_tried_again_and_keeps_nobody_else(

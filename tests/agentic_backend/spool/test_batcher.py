@@ -67,6 +67,7 @@ async def test_several_turns_of_a_session_fit_one_transaction(held: Persistence,
     assert observations(kpi, "app_persist_batch_records") == 1
     assert observations(kpi, "app_persist_lag_seconds") == 5
     assert observations(kpi, "app_phase_latency_seconds", phase="persist_tx", status="ok") == 1
+    assert total(kpi, "app_persist_turns_total") == 5
     assert observations(kpi, "app_db_statement_seconds", pool="batch", op="commit") == 1
 
 

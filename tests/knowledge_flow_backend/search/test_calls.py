@@ -36,6 +36,10 @@ async def test_a_search_tells_its_phases_in_header_and_log(
         line,
     )
     assert "canary" not in line
+    # Our own name for the whole search: a caller has the same one for its call.
+    assert service.value("app_phase_latency_seconds_count", phase="vector_search", status="ok") == 1
+    assert " vector_search=" in line
+    assert "vector_search" not in took
 
 
 async def test_a_rerank_keeps_its_own_header_beside_the_timing(service: RunningKnowledgeFlow, corpus: Corpus) -> None:
@@ -44,7 +48,7 @@ async def test_a_rerank_keeps_its_own_header_beside_the_timing(service: RunningK
     body = {"question": "spool", "documents": hits}
     async with service.http.post(BASE + "/vector/rerank", json=body) as response:
         assert response.headers["X-Turnwise-Rerank"] == "done"
-        assert "rerank;dur=" in response.headers["Server-Timing"]
+        assert ", vector_rerank;dur=" in response.headers["Server-Timing"]
 
 
 @pytest.mark.parametrize("given", ["a b", 'x"y', "n=1", "x" * 129])

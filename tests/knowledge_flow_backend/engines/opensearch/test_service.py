@@ -40,6 +40,8 @@ async def test_documents_are_ingested_found_and_deleted(
         for policy in ("hybrid", "strict", "semantic"):
             (hit,) = await service.search("the spool", search_policy=policy)
             assert SPOOL in hit["content"]
+        # One request for strict and one for semantic, both for hybrid.
+        assert service.value("app_phase_latency_seconds_count", phase="os_query", status="ok") == 4
         async with service.http.get(f"{BASE}/documents/{hit['uid']}/chunks") as response:
             assert len(await response.json()) == 1
         async with service.http.delete(f"{BASE}/documents/{hit['uid']}") as response:
