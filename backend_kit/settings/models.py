@@ -61,7 +61,8 @@ class App(Section):
     ignored_keys: ClassVar[tuple[str, ...]] = ("reload", "reload_dir")
 
     name: Text
-    """Name of the service in logs and metrics."""
+    """Name of the service: the label `service` of `app_phase_latency_ms`, and what `/mcp` of the agentic service calls
+    itself."""
     base_url: BasePath
     """Path prefix of every route."""
     address: Text = "127.0.0.1"

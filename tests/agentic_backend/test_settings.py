@@ -1,4 +1,5 @@
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,44 @@ def merge(data: dict[str, Any], changes: dict[str, Any]) -> None:
 def test_each_file_loads_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     hashes = {config_hash(shipped(name)) for name in FILES}
     assert len(hashes) == len(FILES)
+    assert not caplog.records
+
+
+OTHERS = {"connect": 3, "read": 4, "write": 5, "pool": 6}
+IDLE: dict[str, tuple[dict[str, Any], str]] = {
+    "titles share the connections of answers": (
+        {"default_language_model": {"name": "small", "settings": {"timeout": OTHERS}}},
+        "ai.default_language_model.settings.timeout.connect, ai.default_language_model.settings.timeout.pool",
+    ),
+    "nobody searches deeper": (
+        {
+            "agents": [
+                {"name": "Georges", "chat_options": {"deep_search_delegate": True}},
+                {
+                    "name": "Own",
+                    "class_path": "tests.support.odd_agent",
+                    "chat_options": {"deep_search_delegate": True},
+                },
+            ]
+        },
+        "ai.agents[0].chat_options.deep_search_delegate",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ai", "named"), IDLE.values(), ids=IDLE)
+def test_keys_that_have_no_effect_with_others_beside_them_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ai: dict[str, Any], named: str
+) -> None:
+    changed(tmp_path, ai=ai)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert re.sub(r" \(line \d+\)", "", said).partition("here: ")[2] == named
+
+
+def test_connections_that_are_those_of_answers_are_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"timeout": OTHERS, "http_client_limits": {"max_connections": 7}}
+    models = {name: {"name": "m", "settings": settings} for name in ("default_chat_model", "default_language_model")}
+    changed(tmp_path, ai=models)
     assert not caplog.records
 
 
@@ -260,8 +299,8 @@ def test_authentication_is_on_unless_said_otherwise(tmp_path: Path) -> None:
             {
                 "mcp": {
                     "servers": [
-                        {"id": "a", "name": "A", "url": "http://a"},
-                        {"id": "a", "name": "B", "url": "http://b"},
+                        {"id": "a", "url": "http://a"},
+                        {"id": "a", "url": "http://b"},
                     ]
                 }
             },

@@ -428,7 +428,7 @@ def _agents(tools: ToolServer, calls_late: str) -> dict[str, Any]:
             "chat_models": [{"id": "calls", "name": calls_late}],
             "agents": [{"name": "Georges", "class_path": "agentic_backend.agent.plain"}, sammy],
         },
-        "mcp": {"servers": [{"id": "tools", "name": "Tools", "url": tools.url}]},
+        "mcp": {"servers": [{"id": "tools", "url": tools.url}]},
     }
 
 

@@ -38,7 +38,7 @@ def sections(model, tools, **agent):
             "default_chat_model": {"name": "scripted", "settings": {"base_url": model.base_url}},
             "agents": [sammy, {"name": "Georges", "class_path": "agentic_backend.agent.plain"}],
         },
-        "mcp": {"servers": [{"id": "notes", "name": "Notes", "url": tools.url}]},
+        "mcp": {"servers": [{"id": "notes", "url": tools.url}]},
     }
 
 

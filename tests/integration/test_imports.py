@@ -33,7 +33,7 @@ async def test_nothing_is_loaded_on_the_loop(start_process, tool_server, tmp_pat
     (tmp_path / "sitecustomize.py").write_text(WATCH)
     loaded = tmp_path / "loaded.txt"
     env = {"PYTHONPATH": str(tmp_path), "LOADED_ON_LOOP": str(loaded)}
-    servers = [{"id": "s", "name": "S", "url": tool_server.url}]
+    servers = [{"id": "s", "url": tool_server.url}]
     async with start_process(env=env, ai={"agents": AGENTS}, mcp={"servers": servers}) as service:
         at_start = loaded.read_text().split()
         session_id = await service.create_session()

@@ -102,7 +102,7 @@ async def test_a_server_of_the_operator_that_redirects_is_not_followed(start_ser
             "knowledge_flow_url": f"{url}/kf",
             "default_chat_model": {"name": "m", "settings": {"base_url": f"{url}/v1"}},
         }
-        async with start_service(ai=ai, mcp={"servers": [{"id": "s", "name": "S", "url": f"{url}/mcp"}]}) as service:
+        async with start_service(ai=ai, mcp={"servers": [{"id": "s", "url": f"{url}/mcp"}]}) as service:
             session_id = await service.create_session()
             async with service.native() as socket:
                 for agent in agents:

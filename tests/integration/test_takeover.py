@@ -159,7 +159,7 @@ async def test_an_instance_that_stood_still_writes_nothing_and_calls_no_tool(
                 ],
                 "agents": [GEORGES, sammy],
             },
-            "mcp": {"servers": [{"id": "notes", "name": "Notes", "url": tool_server.url}]},
+            "mcp": {"servers": [{"id": "notes", "url": tool_server.url}]},
             **MANY,
         }
         async with (

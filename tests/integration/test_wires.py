@@ -151,7 +151,7 @@ async def test_sammy_calls_tools(
     model = {"id": "tools", **WIRES[wire].model(mock_llm, "mock;think=2")}
     tuning = {"mcp_servers": [{"id": "tests"}]}
     sammy = {"name": "Sammy", "class_path": "agentic_backend.agent.tools", "model": "tools", "tuning": tuning}
-    mcp = {"servers": [{"id": "tests", "name": "Tests", "url": tool_server.url}]}
+    mcp = {"servers": [{"id": "tests", "url": tool_server.url}]}
     async with start_service(ai={"chat_models": [model], "agents": [sammy]}, mcp=mcp) as service:
         session_id = await service.create_session(agent_id="Sammy")
         async with service.native() as socket:

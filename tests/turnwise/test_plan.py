@@ -111,7 +111,7 @@ def test_a_model_and_a_database_elsewhere_are_not_started(files: tuple[Path, Pat
     assert (made.postgres_port, made.model_url) == (None, None)
 
 
-TOOLS = {"id": "samples", "name": "Samples", "url": "http://127.0.0.1:18765/mcp"}
+TOOLS = {"id": "samples", "url": "http://127.0.0.1:18765/mcp"}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ async def toolbox(*servers: McpServer, seen: Seen | None = None, **rules: Any) -
 
 
 def at(url: str, server_id: str = "s", **more: Any) -> McpServer:
-    return McpServer(id=server_id, name=server_id, url=url, **more)
+    return McpServer(id=server_id, url=url, **more)
 
 
 async def tool(box: McpToolbox, name: str, caller: ToolCaller = NOBODY) -> Tool:

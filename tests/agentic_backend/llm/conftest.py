@@ -1,4 +1,6 @@
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -51,3 +53,16 @@ async def clocked_pool(clock: Clock) -> AsyncIterator[ModelPool]:
     pool = ModelPool(clock=clock, sleep=clock.sleep)
     yield pool
     await pool.aclose()
+
+
+@pytest.fixture
+def dead_end() -> Iterator[str]:
+    """An address whose queue of connections is full, so that nobody answers a further one."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -3,9 +3,7 @@
 import asyncio
 import gc
 import logging
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -78,19 +76,6 @@ def uncollected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.fixture
-def dead_end() -> Iterator[str]:
-    """An address whose queue of connections is full, so that nobody answers a further one."""
-    with socket.socket() as listener, ExitStack() as waiting:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):
-            client = waiting.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 async def test_a_good_stream_is_observed(pool: ModelPool, watched: Watched) -> None:
