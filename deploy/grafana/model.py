@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from deploy.grafana.promql import exact, level, precision, quantile, rate
+from deploy.grafana.promql import CHOSEN, ONES, exact, level, precision, quantile, rate
 
 Json = dict[str, Any]
 Kind = Literal["timeseries", "stat", "heatmap", "table"]
@@ -233,30 +233,31 @@ def _variables(dashboard: Dashboard) -> list[Json]:
         },
         _query_variable("job", f"label_values({known_by}, job)"),
         _query_variable("instance", f'label_values({known_by}{{job=~"$job"}}, instance)'),
-        # Only services of several workers have them: `.*` matches those without, too.
-        _query_variable("worker", f'label_values({known_by}{{job=~"$job", instance=~"$instance"}}, worker)'),
+        # Who scrapes without our files of targets has no such label, and `.*` matches what has none.
+        _query_variable("worker", f"label_values({known_by}{{{ONES}}}, worker)", every=".*"),
     ]
     if dashboard.phases:
-        query = 'label_values(app_phase_latency_seconds_count{job=~"$job"}, phase)'
-        variables.append(_query_variable("phase", query, every=False))
+        query = f"label_values(app_phase_latency_seconds_count{{{ONES}}}, phase)"
+        variables.append(_query_variable("phase", query, every=None))
     return variables
 
 
-def _query_variable(name: str, query: str, *, every: bool = True) -> Json:
-    everything = {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+def _query_variable(name: str, query: str, *, every: str | None = ".+") -> Json:
+    """`every` is what All matches; None: one value is chosen."""
+    everything = {"allValue": every, "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
     return {
         "datasource": DATASOURCE,
         "definition": query,
         "hide": 0,
-        "includeAll": every,
+        "includeAll": every is not None,
         "label": name.capitalize(),
-        "multi": every,
+        "multi": every is not None,
         "name": name,
         "query": {"query": query, "refId": name},
         "refresh": 2,
         "sort": 1,
         "type": "query",
-        **(everything if every else {}),
+        **({} if every is None else everything),
     }
 
 
@@ -268,7 +269,7 @@ def _annotations() -> list[Json]:
         {
             "datasource": DATASOURCE,
             "enable": True,
-            "expr": 'process_start_time_seconds{job=~"$job", instance=~"$instance", worker=~"$worker"} * 1000',
+            "expr": f"process_start_time_seconds{{{CHOSEN}}} * 1000",
             "iconColor": "orange",
             "name": "Starts",
             "step": "15s",
@@ -290,6 +291,8 @@ def _links() -> Json:
     }
 
 
+FAILED = 'status=~"error|timeout"'
+"""What failed, of turns and of calls: a user's stop did not."""
 OWN_PHASES = ("admission_wait", "session_read", "agent_init", "history_restore", "spool_ack", "db_ack")
 """Phases of depth 0 beside the agent: they do not overlap."""
 KNOWLEDGE = ("kf_vector_search",)

@@ -1,6 +1,10 @@
 """The few forms of query that the dashboards use, over the processes chosen in their variables."""
 
-CHOSEN = 'job=~"$job", instance=~"$instance", worker=~"$worker"'
+ONES = 'job=~"$job", instance=~"$instance"'
+CHOSEN = f'{ONES}, worker=~"$worker"'
+"""The processes that are chosen in the variables of a dashboard."""
+OF_ALL = 'job=~"$job", instance=~"$instance|"'
+"""What a rule makes of all processes of a service has no instance, and is there whichever of them is chosen."""
 WINDOW = "$__rate_interval"
 FINE = frozenset({"app_turn_seconds", "app_time_to_first_token_seconds", "app_turn_overhead_seconds"})
 """Histograms whose bucket bounds are a tenth apart from 50 ms to 60 s."""
@@ -42,6 +46,13 @@ def precision(expr: str) -> str:
 def mean(histogram: str, *matchers: str, by: str = "") -> str:
     """The mean observation over the window: sum by count."""
     return f"{rate(f'{histogram}_sum', *matchers, by=by)} / {rate(f'{histogram}_count', *matchers, by=by)}"
+
+
+def share(counter: str, matcher: str, by: str = "") -> str:
+    """The part of a counter's increase that `matcher` selects: 0 where it selects none, absent where nothing is
+    counted."""
+    whole = rate(counter, by=by)
+    return f"({rate(counter, matcher, by=by)} or 0 * {whole}) / ({whole} > 0)"
 
 
 def level(gauge: str, *matchers: str, by: str = "") -> str:

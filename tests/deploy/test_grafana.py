@@ -17,16 +17,26 @@ import aiohttp
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.parser import text_string_to_metric_families
 
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.kpi import Kpi
 from deploy.grafana import annotate
 from deploy.grafana.__main__ import DIRECTORY, files
 from deploy.grafana.boards import all_dashboards
-from deploy.grafana.model import BENCH_TAG, COLUMNS, Dashboard, Panel
+from deploy.grafana.model import BENCH_TAG, COLUMNS, Dashboard, Panel, Target
 from deploy.grafana.promql import FINE
-from tests.deploy.test_prometheus import RECORDED, exported_metrics
-from tests.deploy.watched import BUILT_IN, Prometheus, configured, family, metric_names, prometheus
+from tests.deploy.test_prometheus import RECORDED, exported_metrics, fed, scrapes
+from tests.deploy.watched import (
+    BUILT_IN,
+    Prometheus,
+    configured,
+    family,
+    matches,
+    metric_names,
+    prometheus,
+    selectors,
+)
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow, StartKnowledgeFlow
 from tests.support.agentic import ServiceProcess, StartProcess
 from tests.support.ports import free_port
@@ -99,6 +109,8 @@ def test_a_dashboard_has_what_grafana_needs(uid: str) -> None:
     assert 39 <= board["schemaVersion"] <= 41
     variables = [variable["name"] for variable in board["templating"]["list"]]
     assert variables[:4] == ["datasource", "job", "instance", "worker"]
+    every = {variable["name"]: variable.get("allValue") for variable in board["templating"]["list"]}
+    assert (every["job"], every["instance"], every["worker"]) == (".+", ".+", ".*")
     assert [annotation["name"] for annotation in board["annotations"]["list"]] == ["Benches", "Starts"]
     for panel in board["panels"]:
         if panel["type"] == "row":
@@ -158,6 +170,69 @@ def _widest(bounds: list[float]) -> float:
     """The largest step between bounds from 50 ms to 60 s."""
     middle = [bound for bound in bounds if 0.05 <= bound <= 60]
     return max((high / low for low, high in itertools.pairwise(middle)), default=float("inf"))
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_query_chooses_by_job_and_instance(panel: Panel) -> None:
+    for target in panel.targets:
+        chosen = selectors(target.expr)
+        assert chosen
+        for name, matchers in chosen:
+            by = {label: value for label, operator, value in matchers if operator == "=~"}
+            made_of_all = name in RECORDED or name == "ALERTS"
+            assert (by["job"], by["instance"]) == ("$job", "$instance|" if made_of_all else "$instance"), target.expr
+
+
+async def test_each_query_of_a_panel_finds_series_of_the_services_that_its_dashboard_shows(
+    start_service: StartService, start_knowledge_flow: StartKnowledgeFlow
+) -> None:
+    """By default, and of panels that are mostly quiet, too: what a query asks for must be something that there is."""
+    exposed = await scrapes(start_service, start_knowledge_flow)
+    series = {
+        job: [*_series(job, scrape), *_series(job, everything)]
+        for (job, everything), scrape in zip(fed().items(), exposed, strict=True)
+    }
+    lost: list[str] = []
+    for dashboard in DASHBOARDS.values():
+        shown = [one for of_job in series.values() if _knows(of_job, dashboard.known_by) for one in of_job]
+        assert shown
+        for panel in dashboard.panels():
+            lost += [f"{dashboard.uid}: {panel.title}: {what}" for t in panel.targets for what in _lost(t, shown)]
+    assert lost == []
+
+
+Series = tuple[str, dict[str, str]]
+
+
+def _series(job: str, exposed: str) -> Iterator[Series]:
+    """The series of an exposition as Prometheus keeps them."""
+    of_target = {"job": job, "instance": "127.0.0.1:1", "worker": "0"}
+    for metric in text_string_to_metric_families(exposed):
+        for sample in metric.samples:
+            yield sample.name, {**sample.labels, **of_target}
+
+
+def _knows(series: list[Series], metric: str) -> bool:
+    return any(name == metric for name, _ in series)
+
+
+def _lost(target: Target, shown: list[Series]) -> Iterator[str]:
+    """What a query asks for and none of the series has: metrics, values of labels, labels to sum by or to show."""
+    labels: set[str] = set()
+    for name, matchers in selectors(target.expr):
+        if name in RECORDED | BUILT_IN:
+            labels |= {"job", "instance", "worker", "alertname", "severity"}
+            continue
+        asked = [(label, operator, _WIDEST.get(value, value)) for label, operator, value in matchers]
+        found = [of for metric, of in shown if metric == name and matches(of, asked)]
+        labels |= {label for of in found for label in of}
+        if not found:
+            yield f"{name} {matchers}"
+    grouped = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", target.expr) for label in group.split(",")}
+    yield from sorted((grouped | set(re.findall(r"{{(\w+)}}", target.legend))) - labels)
+
+
+_WIDEST = {"$job": ".+", "$instance": ".+", "$worker": ".*", "$phase": "llm_invoke"}
 
 
 async def test_every_metric_of_a_panel_is_exported(
@@ -266,7 +341,7 @@ async def _moves(server: Prometheus, dashboard: Dashboard, panel: Panel, began: 
 
 def _filled(dashboard: Dashboard, expr: str) -> str:
     """The query with every variable at its widest."""
-    fillings = {"$__rate_interval": "10s", "$job": ".*", "$instance": ".*", "$worker": ".*", "$phase": "stream_total"}
+    fillings = {"$__rate_interval": "10s", "$job": ".+", "$instance": ".+", "$worker": ".*", "$phase": "stream_total"}
     if dashboard.known_by != "app_build_info":
         fillings["$job"] = "knowledge-flow" if dashboard.known_by.startswith("app_kf") else "agentic"
     for variable, value in fillings.items():

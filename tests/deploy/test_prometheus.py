@@ -9,11 +9,19 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
+from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.settings import AgenticApp
+from agentic_backend.verdict import Gauged, TurnQuantiles, Windows
+from backend_kit.http import Cost
+from backend_kit.http.admission import AdmissionMetrics
+from backend_kit.kpi import Kpi
 from knowledge_flow_backend.settings import KnowledgeFlowApp
+from tests.agentic_backend import test_metrics
 from tests.deploy.watched import BUILT_IN, PROMETHEUS, configured, family, metric_names, prometheus, rules
 from tests.docs.pages import table
+from tests.knowledge_flow_backend import test_metrics as knowledge_metrics
 from tests.knowledge_flow_backend.service import BASE, StartKnowledgeFlow
 from tests.knowledge_flow_backend.test_app_process import Configure, configure, program, searches_of, until_all_ready
 from tests.support.agentic import StartProcess
@@ -122,6 +130,29 @@ async def test_every_metric_of_the_rules_and_of_their_tests_is_exported(
     assert given - BUILT_IN - exported == set()
 
 
+def fed() -> dict[str, str]:
+    """What each service's own metrics look like by default once all of them have been observed, by job."""
+    agentic, knowledge = test_metrics.built(legacy_ms_names=False), knowledge_metrics.built(legacy_ms_names=False)
+    test_metrics.feed(*agentic)
+    knowledge_metrics.feed(*knowledge)
+    _feed_what_failed(*agentic)
+    return {
+        job: generate_latest(kpi.registry).decode()
+        for job, (kpi, _) in (("agentic", agentic), ("knowledge-flow", knowledge))
+    }
+
+
+def _feed_what_failed(kpi: Kpi, metrics: AgenticMetrics) -> None:
+    """A turn, a phase and a request that failed, and what there is at the end of a slice of time."""
+    metrics.turns("Georges", "error").inc()
+    kpi.record_phase("llm_invoke", 1.0, "error")
+    AdmissionMetrics(kpi.registry).refused.labels(Cost.TURN.value, "per_user").inc()
+    windows = Windows()
+    TurnQuantiles(windows, kpi.registry)
+    windows.ended([], total_ms=3000.0, unattributed_ms=0.0, first_token_ms=100.0, stored=False)
+    windows.close_slice(Gauged())
+
+
 async def exported_metrics(start_service: StartService, start_knowledge_flow: StartKnowledgeFlow) -> set[str]:
     """The names on the metrics ports of both services."""
     exposed = "".join(await scrapes(start_service, start_knowledge_flow))
@@ -186,6 +217,13 @@ async def test_a_running_service_is_scraped_and_recorded(start_process: StartPro
             assert float(ratio["value"][1]) == 0
             alerts = {row["metric"]["alertname"] for row in await server.query("ALERTS")}
             assert alerts - OF_TIME == set()
+
+
+@pytest.mark.servers
+@pytest.mark.prometheus
+def test_promtool_has_nothing_to_say_of_any_metric() -> None:
+    for exposed in fed().values():
+        assert promtool("check", "metrics", said=exposed) == ""
 
 
 @pytest.mark.servers

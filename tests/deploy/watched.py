@@ -38,6 +38,26 @@ def metric_names(expr: str) -> set[str]:
     return {name for name in names if name not in _WORDS}
 
 
+Matchers = list[tuple[str, str, str]]
+"""Label, operator and value of each matcher of a selector."""
+
+
+def selectors(expr: str) -> list[tuple[str, Matchers]]:
+    """Every selector of a query: the metric, and what it asks of its labels."""
+    names = "|".join(map(re.escape, sorted(metric_names(expr), key=len, reverse=True)))
+    found = re.findall(rf'(?<![\w:."])({names})\b(?:\{{([^}}]*)\}})?', expr)
+    return [(name, re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', inside)) for name, inside in found]
+
+
+def matches(labels: dict[str, str], matchers: Matchers) -> bool:
+    """Whether Prometheus would take a series with these labels: one that it does not have is empty."""
+    return all(
+        (value == labels.get(label, "") if "~" not in operator else bool(re.fullmatch(value, labels.get(label, ""))))
+        == (not operator.startswith("!"))
+        for label, operator, value in matchers
+    )
+
+
 def family(name: str) -> str:
     """The metric that a series of a histogram belongs to."""
     return re.sub(r"_(bucket|sum|count)$", "", name)

@@ -40,9 +40,13 @@ persist_sql_ms gauge -
 """
 
 
-def test_the_exposition_is_the_golden_one() -> None:
-    kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES, legacy_ms_names=True)
-    metrics = KnowledgeFlowMetrics(kpi.registry, kpi)
+def built(*, legacy_ms_names: bool = True) -> tuple[Kpi, KnowledgeFlowMetrics]:
+    kpi = Kpi(CollectorRegistry(), service="knowledge flow", phases=PHASES, legacy_ms_names=legacy_ms_names)
+    return kpi, KnowledgeFlowMetrics(kpi.registry, kpi)
+
+
+def feed(kpi: Kpi, metrics: KnowledgeFlowMetrics) -> None:
+    """One observation of everything."""
     for phase in ("embed_query", *PHASES):
         with kpi.phase(phase):
             pass
@@ -70,6 +74,11 @@ def test_the_exposition_is_the_golden_one() -> None:
     metrics.ingested_chunks.inc(40)
     metrics.ingest_running.set(1)
     kpi.gauge("event_loop_lag_ms").set(0.1)
+
+
+def test_the_exposition_is_the_golden_one() -> None:
+    kpi, metrics = built()
+    feed(kpi, metrics)
     text = generate_latest(kpi.registry).decode()
     rows = []
     for family in text_string_to_metric_families(text):

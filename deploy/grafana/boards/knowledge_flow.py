@@ -36,18 +36,6 @@ def _searches() -> Row:
                 tail("app_phase_latency_seconds", "phase"),
             ),
             Panel(
-                "As the agents see it p95",
-                "The same calls from the other side: well above, the way there or the loop here is slow.",
-                "s",
-                [
-                    Target(
-                        "histogram_quantile(0.95, sum by (phase, le) (rate(app_phase_latency_seconds_bucket"
-                        '{phase=~"kf_vector_search|kf_vector_rerank"}[$__rate_interval])))',
-                        "{{phase}}",
-                    )
-                ],
-            ),
-            Panel(
                 "Searches in progress",
                 "By worker.",
                 "short",

@@ -1,7 +1,7 @@
 """The chat model: how fast, how often it fails, what it costs."""
 
-from deploy.grafana.model import TURNS, Dashboard, Panel, Row, Target, percentiles
-from deploy.grafana.promql import mean, rate
+from deploy.grafana.model import FAILED, TURNS, Dashboard, Panel, Row, Target, percentiles
+from deploy.grafana.promql import mean, rate, share
 
 _HIT = 'result="hit"'
 
@@ -30,9 +30,9 @@ def _calls() -> Row:
             ),
             Panel(
                 "Failing calls",
-                "Over five minutes (recording rule).",
+                "Errors and timeouts.",
                 "percentunit",
-                [Target('model:app_llm_requests:error_ratio_5m{job=~"$job"}', "{{model}}")],
+                [Target(share("app_llm_request_seconds_count", FAILED, by="model"), "{{model}}")],
                 bound=0.1,
             ),
             Panel(

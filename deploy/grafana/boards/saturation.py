@@ -1,7 +1,7 @@
 """What is full: the loop, slots, pools, Postgres, the spool, readers."""
 
 from deploy.grafana.model import AUDIT, CONNECTIONS_OPENED, TURNS, Dashboard, Panel, Row, Target, percentiles, tail
-from deploy.grafana.promql import level, mean, quantile, rate, select
+from deploy.grafana.promql import OF_ALL, level, mean, quantile, rate, select
 
 _PROCESS = "{{instance}} {{worker}}"
 """One process; only services of several workers have the second label."""
@@ -48,7 +48,7 @@ def _verdict() -> Row:
                 "percentunit",
                 [
                     Target(select("app_turns_capacity_ratio"), _PROCESS),
-                    Target("max(job:app_turns_capacity_ratio:to_scale)", "to scale by, at 0.7"),
+                    Target(f"max(job:app_turns_capacity_ratio:to_scale{{{OF_ALL}}})", "to scale by, at 0.7"),
                 ],
                 bound=1,
             ),

@@ -1,7 +1,7 @@
 """What users get: turns, first token, errors."""
 
-from deploy.grafana.model import Dashboard, Panel, Row, Target, exact_percentiles, percentiles, tail
-from deploy.grafana.promql import exact, level, quantile, rate
+from deploy.grafana.model import FAILED, Dashboard, Panel, Row, Target, exact_percentiles, percentiles, tail
+from deploy.grafana.promql import OF_ALL, exact, level, quantile, rate, share
 
 
 def service_level() -> Dashboard:
@@ -16,7 +16,7 @@ def service_level() -> Dashboard:
 
 
 def _figures() -> Row:
-    worst = 'max(agent:app_turns:error_ratio_5m{job=~"$job"})'
+    worst = f"max({share('app_turns_total', FAILED, by='agent')})"
     return Row(
         "Now",
         [
@@ -59,9 +59,9 @@ def _turns() -> Row:
             ),
             Panel(
                 "Failing turns by agent",
-                "Errors and timeouts over five minutes (recording rule).",
+                "Errors and timeouts.",
                 "percentunit",
-                [Target('agent:app_turns:error_ratio_5m{job=~"$job"}', "{{agent}}")],
+                [Target(share("app_turns_total", FAILED, by="agent"), "{{agent}}")],
                 bound=0.05,
             ),
             Panel(
@@ -88,18 +88,22 @@ def _turns() -> Row:
     )
 
 
+def _slow() -> str:
+    """As in the rules of the objective: another time is another bucket bound, there and here."""
+    first = "app_time_to_first_token_seconds"
+    soon = rate(f"{first}_bucket", 'le=~"5|5.0"')
+    return f"1 - {soon} / ({rate(f'{first}_count')} > 0)"
+
+
 def _objective() -> Row:
     return Row(
         "Objective: first text within 5 s for 99 % of turns",
         [
             Panel(
                 "Turns over 5 s",
-                "Share over four windows; a page at 14.4 % in 1 h and 5 min, a ticket at 6 % in 6 h and 30 min.",
+                "Their share. An alert pages at 14.4 % in 1 h and 5 min, one for today comes at 6 % in 6 h and 30 min.",
                 "percentunit",
-                [
-                    Target(f'job:app_time_to_first_token:slow_ratio_{window}{{job=~"$job"}}', window)
-                    for window in ("5m", "30m", "1h", "6h")
-                ],
+                [Target(_slow(), "over 5 s")],
                 bound=0.01,
             ),
             Panel(
@@ -108,7 +112,7 @@ def _objective() -> Row:
                 "short",
                 [
                     Target(
-                        'count by (alertname, severity) (ALERTS{alertstate="firing", job=~"agentic|knowledge-flow"})',
+                        f'count by (alertname, severity) (ALERTS{{alertstate="firing", {OF_ALL}}})',
                         "{{severity}} {{alertname}}",
                     )
                 ],

@@ -13,7 +13,7 @@ from deploy.grafana.model import (
     spent,
     tail,
 )
-from deploy.grafana.promql import cells, rate
+from deploy.grafana.promql import cells, quantile, rate
 
 
 def time_spent() -> Dashboard:
@@ -96,6 +96,19 @@ def _phases() -> Row:
                 ],
                 height=10,
                 quiet="nothing fails",
+            ),
+            Panel(
+                "Knowledge flow as the agents see it p95",
+                "Well above its own requests: the way there, or the loop here, is slow.",
+                "s",
+                [
+                    Target(
+                        quantile(
+                            0.95, "app_phase_latency_seconds", 'phase=~"kf_vector_search|kf_vector_rerank"', by="phase"
+                        ),
+                        "{{phase}}",
+                    )
+                ],
             ),
             Panel("Overhead", "Turn minus model and search.", "s", percentiles("app_turn_overhead_seconds")),
             Panel(
