@@ -10,7 +10,7 @@ from tests.bench.deployment import busy_s, cpu_s
 from tests.bench.matrix import SWITCHES, Acceptance, Effect, both, hold_accepted, setting
 from tests.bench.measured import Sample, Series
 from ws_bench.record.stacks import Stack, does, library, parse
-from ws_bench.record.timing import Samples, repetitions
+from ws_bench.record.timing import Timings, repetitions
 
 
 def figures(cpu_ms: float, **other: Any) -> Sample:
@@ -94,7 +94,7 @@ def test_the_cpu_of_a_process_is_that_of_the_system() -> None:
 
 def test_the_columns_of_a_case() -> None:
     costs = [float(number) for number in range(1, 1001)]
-    line = Samples(costs).line().split()
+    line = Timings(costs).line().split()
     assert line[:7] == ["1,998", "1.00", "500.50", "750.00", "990.00", "995.00", "999.00"]
     assert line[-1] == "1000"
     assert float(line[7].rstrip("%")) == pytest.approx(3.575, abs=0.01)

@@ -16,9 +16,9 @@ from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
 from ws_bench.errors import BenchError, PreparationFailed, TurnBroken, UsageError
 from ws_bench.load.engines import connector_of
-from ws_bench.load.rounds import Case, Series, quiet, run_rounds
+from ws_bench.load.rounds import Case, CaseSeries, quiet, run_rounds
 from ws_bench.load.run import run_load
-from ws_bench.load.service import Service
+from ws_bench.load.service import ServiceApi
 from ws_bench.record.dialects import clock, parse_event
 from ws_bench.record.results import percentile
 from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, build_report, sample_of
@@ -53,8 +53,8 @@ def ladder_command(argv: list[str]) -> int:
         raise UsageError("-rounds must be at least 1")
     config = replace(config, native=True)
 
-    async def climbed() -> tuple[dict[str, list[float]], Rungs, dict[str, Series], bool]:
-        async with Service(config) as service:
+    async def climbed() -> tuple[dict[str, list[float]], Rungs, dict[str, CaseSeries], bool]:
+        async with ServiceApi(config) as service:
             requests = await _requests(service, config, values.knowledge_url)
             rungs = await _rungs(service, config, values.agents, argv)
         series, interrupted = await run_rounds(rungs.cases, values.rounds, argv)
@@ -74,7 +74,7 @@ def ladder_command(argv: list[str]) -> int:
 
 
 def ladder_text(
-    requests: Mapping[str, Sequence[float]], rungs: Rungs, series: Mapping[str, Series], style: Style
+    requests: Mapping[str, Sequence[float]], rungs: Rungs, series: Mapping[str, CaseSeries], style: Style
 ) -> str:
     """The rungs without a turn, those with one beside the rung that each stands on, and the phases of the agents."""
     alone = [("without a turn", "p50 ms", "p95 ms")]
@@ -97,7 +97,7 @@ def ladder_text(
     return "\n" + "\n".join(lines) + "\n"
 
 
-def _row(name: str, one: Series, below: Series | None) -> tuple[str, ...]:
+def _row(name: str, one: CaseSeries, below: CaseSeries | None) -> tuple[str, ...]:
     added, ratios = (one.added(below), one.ratios(below)) if below else (None, [])
     return (
         name,
@@ -113,14 +113,14 @@ def _row(name: str, one: Series, below: Series | None) -> tuple[str, ...]:
     )
 
 
-def _phases(one: Series) -> str:
+def _phases(one: CaseSeries) -> str:
     names = {name for sample in one.samples for name in sample.own}
     means = {name: median(sample.own.get(name, 0.0) for sample in one.samples) for name in names}
     shown = sorted(means.items(), key=lambda item: -item[1])[:_PHASES]
     return "  ".join(f"{name} {ms:.1f}" for name, ms in shown) or "none told"
 
 
-async def _requests(service: Service, config: RunConfig, knowledge_url: str) -> dict[str, list[float]]:
+async def _requests(service: ServiceApi, config: RunConfig, knowledge_url: str) -> dict[str, list[float]]:
     """Times in ms, ascending, of what a turn stands on: connection, route, token, handshake, frame, and of searches."""
     probes: dict[str, Probe] = {
         "connection": lambda: _connected(config),
@@ -177,7 +177,7 @@ async def _pinged(config: RunConfig) -> float:
     return took
 
 
-async def _rungs(service: Service, config: RunConfig, wanted: Sequence[str], argv: Sequence[str]) -> Rungs:
+async def _rungs(service: ServiceApi, config: RunConfig, wanted: Sequence[str], argv: Sequence[str]) -> Rungs:
     """The bare model, and each agent on top of it; of one that searches also a turn without. Raises `BenchError`."""
     known = [str(agent["id"]) for agent in await service.get("/agents") if agent.get("enabled", True)]
     if missing := [agent for agent in wanted if agent not in known]:
@@ -211,7 +211,7 @@ def _baseline_url(url: str) -> str:
     return url if "/ws-baseline" in url else url.replace("/chatbot/query/ws", "/chatbot/query/ws-baseline", 1)
 
 
-def _write(config: RunConfig, requests: Mapping[str, Sequence[float]], series: Mapping[str, Series]) -> None:
+def _write(config: RunConfig, requests: Mapping[str, Sequence[float]], series: Mapping[str, CaseSeries]) -> None:
     if config.outputs.json:
         turns = {name: [asdict(one) for one in each.samples] for name, each in series.items()}
         content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "requests_ms": requests, "turns": turns}

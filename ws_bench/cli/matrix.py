@@ -11,8 +11,8 @@ from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
 from ws_bench.errors import UsageError
-from ws_bench.load.rounds import Case, Series, run_rounds
-from ws_bench.load.service import Service
+from ws_bench.load.rounds import Case, CaseSeries, run_rounds
+from ws_bench.load.service import ServiceApi
 from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK
 from ws_bench.report.report import Style, text_table, write_file
 
@@ -44,8 +44,8 @@ def matrix_command(argv: list[str]) -> int:
     varied = values.vary or [_parse_varied("protocol=" + ",".join(_PROTOCOLS))]
     cases, left_out = combinations(flags, argv, varied)
 
-    async def measured() -> tuple[dict[str, Series], bool]:
-        async with Service(base) as service:
+    async def measured() -> tuple[dict[str, CaseSeries], bool]:
+        async with ServiceApi(base) as service:
             await service.require_alive()
         return await run_rounds(cases, values.rounds, argv)
 
@@ -92,7 +92,7 @@ def _as_many_turns(flags: Flags, argv: Sequence[str], extra: Sequence[str]) -> R
     return config_of(flags.parse([*argv, *extra, f"-requests={turns}"])) if _NEW in extra else kept
 
 
-def matrix_text(series: dict[str, Series], left_out: Sequence[str], rounds: int, style: Style) -> str:
+def matrix_text(series: dict[str, CaseSeries], left_out: Sequence[str], rounds: int, style: Style) -> str:
     """A row for each combination, beside the first; the one that is the first again shows what chance does."""
     head = ("combination", "p50 ms", "x first", "rounds", "", "p95 ms", "first token", "turns/s", "service CPU ms",
             "own CPU ms", "errors")  # fmt: skip
@@ -116,7 +116,7 @@ def judged(ratios: Sequence[float]) -> str:
     return "slower" if min(ratios) > 1 else "faster"
 
 
-def _row(name: str, one: Series, first: Series) -> tuple[str, ...]:
+def _row(name: str, one: CaseSeries, first: CaseSeries) -> tuple[str, ...]:
     ratios = one.ratios(first)
     beside = ("", "", "")
     if one is not first and ratios:
@@ -160,7 +160,7 @@ def _parse_varied(text: str) -> Varied:
     return name, values
 
 
-def _write(config: RunConfig, series: dict[str, Series]) -> None:
+def _write(config: RunConfig, series: dict[str, CaseSeries]) -> None:
     if config.outputs.json:
         found = {name: [asdict(one) for one in each.samples] for name, each in series.items()}
         failures = {name: each.failures for name, each in series.items()}

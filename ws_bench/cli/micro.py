@@ -22,7 +22,7 @@ from ws_bench.config.runflags import run_flags
 from ws_bench.errors import BenchError, TurnBroken, UsageError
 from ws_bench.load.client import ClientSocket, WebsocketsConnector
 from ws_bench.load.engines import connector_of
-from ws_bench.load.service import Service
+from ws_bench.load.service import ServiceApi
 from ws_bench.record.dialects import NativeTurn, ask_frame, clock, parse_event
 from ws_bench.record.results import Histogram
 from ws_bench.record.summary import EXIT_GATE, EXIT_OK
@@ -198,7 +198,7 @@ async def _round_trips(runner: asyncio.Runner, config: RunConfig | None) -> Asyn
             if config is None:
                 yield pieces
             else:
-                async with Service(config) as service:
+                async with ServiceApi(config) as service:
                     await service.require_alive()
                     yield [*pieces, *await _service_pieces(runner, config, service)]
         finally:
@@ -206,7 +206,7 @@ async def _round_trips(runner: asyncio.Runner, config: RunConfig | None) -> Asyn
             await web_runner.cleanup()
 
 
-async def _service_pieces(runner: asyncio.Runner, config: RunConfig, service: Service) -> list[Piece]:
+async def _service_pieces(runner: asyncio.Runner, config: RunConfig, service: ServiceApi) -> list[Piece]:
     config = replace(config, native=True)
     try:
         socket = await connector_of(config).connect()

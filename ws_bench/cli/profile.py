@@ -18,7 +18,7 @@ from ws_bench.config.runflags import run_flags
 from ws_bench.errors import BenchError, PreparationFailed, UsageError
 from ws_bench.load.rounds import quiet
 from ws_bench.load.run import run_load
-from ws_bench.load.service import Service
+from ws_bench.load.service import ServiceApi
 from ws_bench.load.spy import find_spy, record
 from ws_bench.record.recording import ServerView
 from ws_bench.record.stacks import Stack, parse, tables
@@ -78,7 +78,7 @@ async def _profiled(config: RunConfig, pid: int, flame: str, argv: Sequence[str]
     spy = find_spy() if pid else None
     notes = [_NO_SPY] if pid and spy is None else []
     stalls: list[Mapping[str, Any]] = []
-    async with Service(config) as service:
+    async with ServiceApi(config) as service:
         await service.require_alive()
         try:
             await service.get("/kpi/verdict")

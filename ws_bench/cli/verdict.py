@@ -14,7 +14,7 @@ from ws_bench.config.runflags import run_flags
 from ws_bench.errors import BenchError, UsageError
 from ws_bench.load.rounds import quiet
 from ws_bench.load.run import run_load
-from ws_bench.load.service import Service
+from ws_bench.load.service import ServiceApi
 from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
 from ws_bench.report.report import Style, text_table, write_file
 
@@ -26,7 +26,7 @@ _CAUSES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LevelVerdict:
     """A number of clients, what they saw, and what the service said of that time."""
 
     clients: int
@@ -44,10 +44,10 @@ def verdict_command(argv: list[str]) -> int:
         raise UsageError(
             f"verdict is for a closed loop in one process, each step a -duration of at least {_LEAST_S:g}s"
         )
-    steps: list[Step] = []
+    steps: list[LevelVerdict] = []
 
     async def climb() -> bool:
-        async with Service(config) as service:
+        async with ServiceApi(config) as service:
             await service.get("/kpi/verdict")
         for clients in values.levels:
             print(f"{clients} client(s)", file=sys.stderr, flush=True)
@@ -57,7 +57,7 @@ def verdict_command(argv: list[str]) -> int:
                 return False
             if not recording.verdict:
                 raise BenchError(f"the service gave no verdict on {clients} client(s)")
-            steps.append(Step(clients, build_report(recording), recording.verdict))
+            steps.append(LevelVerdict(clients, build_report(recording), recording.verdict))
         return True
 
     done = run_in_loop(climb)
@@ -71,12 +71,12 @@ def verdict_command(argv: list[str]) -> int:
     return EXIT_GATE if any(not expected(step, values.expect) for step in steps) else EXIT_OK
 
 
-def expected(step: Step, causes: Sequence[str]) -> bool:
+def expected(step: LevelVerdict, causes: Sequence[str]) -> bool:
     """Whether the service said what was expected; anything is where nothing was."""
     return not causes or step.verdict.get("bound_by") in causes
 
 
-def verdict_text(steps: Sequence[Step], causes: Sequence[str], style: Style) -> str:
+def verdict_text(steps: Sequence[LevelVerdict], causes: Sequence[str], style: Style) -> str:
     """The table of steps, each one's largest causes, and where somebody begins to bound the service."""
     head = ("clients", "turns/s", "p50 ms", "p95 ms", "errors", "bound by", "share", "ms a turn", "next", "share",
             "loop", "turns there", "")  # fmt: skip
@@ -91,7 +91,7 @@ def verdict_text(steps: Sequence[Step], causes: Sequence[str], style: Style) -> 
     return "\n" + "\n".join(lines) + "\n"
 
 
-def bound_text(steps: Sequence[Step]) -> str:
+def bound_text(steps: Sequence[LevelVerdict]) -> str:
     """The first step at which each cause bounds."""
     firsts: dict[str, int] = {}
     for step in steps:
@@ -100,7 +100,7 @@ def bound_text(steps: Sequence[Step]) -> str:
     return f"Bound by: {', then '.join(bounds) or f'nobody, up to {steps[-1].clients} client(s)'}"
 
 
-def _row(step: Step, causes: Sequence[str]) -> tuple[str, ...]:
+def _row(step: LevelVerdict, causes: Sequence[str]) -> tuple[str, ...]:
     said, report = step.verdict, step.report
     latency = report.measured.latency if report.measured else None
     return (
@@ -129,7 +129,7 @@ def _number(value: object, decimals: int) -> str:
     return f"{value:.{decimals}f}" if isinstance(value, int | float) else "-"
 
 
-def _write(config: RunConfig, steps: Sequence[Step]) -> None:
+def _write(config: RunConfig, steps: Sequence[LevelVerdict]) -> None:
     if config.outputs.json:
         found = [{"clients": step.clients, "verdict": dict(step.verdict)} for step in steps]
         content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "steps": found}

@@ -38,7 +38,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Series:
+class CaseSeries:
     """The samples of one case, one a round, and what went wrong: error classes with their number."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -50,22 +50,22 @@ class Series:
         values = [value for one in self.samples if (value := getattr(one, what)) is not None]
         return median(values) if values else None
 
-    def ratios(self, other: "Series", what: str = "p50_ms") -> list[float]:
+    def ratios(self, other: "CaseSeries", what: str = "p50_ms") -> list[float]:
         """A field over that of another case, round by round."""
         pairs = zip(self.samples, other.samples, strict=False)
         return [getattr(mine, what) / theirs for mine, one in pairs if (theirs := getattr(one, what))]
 
-    def added(self, other: "Series", what: str = "p50_ms") -> float | None:
+    def added(self, other: "CaseSeries", what: str = "p50_ms") -> float | None:
         """What a field has more than in another case: median over the rounds."""
         pairs = zip(self.samples, other.samples, strict=False)
         more = [getattr(mine, what) - getattr(one, what) for mine, one in pairs]
         return median(more) if more else None
 
 
-async def run_rounds(cases: Sequence[Case], rounds: int, argv: Sequence[str]) -> tuple[dict[str, Series], bool]:
+async def run_rounds(cases: Sequence[Case], rounds: int, argv: Sequence[str]) -> tuple[dict[str, CaseSeries], bool]:
     """Put each load on the service once a round, every other round in reverse; the series, and whether it was
     interrupted. A case of which nothing succeeds is not asked again."""
-    series = {case.name: Series() for case in cases}
+    series = {case.name: CaseSeries() for case in cases}
     for number in range(rounds):
         for case in cases if number % 2 == 0 else reversed(cases):
             mine = series[case.name]
@@ -86,7 +86,7 @@ def quiet(config: RunConfig) -> RunConfig:
     return replace(config, outputs=outputs)
 
 
-def _take(series: Series, report: RunReport, own_cpu_s: float) -> None:
+def _take(series: CaseSeries, report: RunReport, own_cpu_s: float) -> None:
     for kind, count in report.tally.by_class.items():
         series.failures[kind] = series.failures.get(kind, 0) + count
     latency, measured = report.latency, report.measured

@@ -20,14 +20,14 @@ _REFUSED = {
 }
 
 
-class Service:
+class ServiceApi:
     """REST of the service under test. Enter it before use; whatever is not there is a `PreparationFailed`."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._http: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "Service":
+    async def __aenter__(self) -> "ServiceApi":
         connector = aiohttp.TCPConnector(ssl=not self._config.insecure)
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         self._http = aiohttp.ClientSession(connector=connector, headers=self._config.auth_headers, timeout=timeout)
@@ -61,7 +61,7 @@ class Service:
 
     async def _call(self, method: str, url: str, params: Mapping[str, str] | None, body: object) -> Any:
         if self._http is None:
-            raise RuntimeError("Service is used before it is entered")
+            raise RuntimeError("ServiceApi is used before it is entered")
         where = f"{method} {urlsplit(url)._replace(query='').geturl()}"
         try:
             async with self._http.request(method, url, params=params, json=body) as answer:

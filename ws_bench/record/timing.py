@@ -25,7 +25,7 @@ HEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class Timings:
     """Microseconds a repetition, one figure a sample, ascending."""
 
     costs: list[float]
@@ -44,7 +44,7 @@ class Samples:
         return f"{hz} {self.least:9.2f} {mean:9.2f} {ranks} {error:7.2%} {len(self.costs):8}"
 
 
-def measure(run: Run, seconds: float, nothing_us: float, each: int = 1) -> Samples:
+def measure(run: Run, seconds: float, nothing_us: float, each: int = 1) -> Timings:
     """Take samples for so many seconds, at least ten, less the cost of the loop itself. A repetition is `each`
     operations, where beginning one costs as much as several."""
     count = repetitions(run)
@@ -54,7 +54,7 @@ def measure(run: Run, seconds: float, nothing_us: float, each: int = 1) -> Sampl
         begun = perf_counter()
         run(range(count))
         costs.append((perf_counter() - begun) / (count * each) * 1e6 - nothing_us)
-    return Samples(sorted(costs))
+    return Timings(sorted(costs))
 
 
 def repetitions(run: Run) -> int:
@@ -90,7 +90,7 @@ def empty(times: range) -> None:
         pass
 
 
-def row(name: str, samples: Samples, bound_us: float | None) -> tuple[str, bool]:
+def row(name: str, samples: Timings, bound_us: float | None) -> tuple[str, bool]:
     """A line of the table, and whether the least is within the bound, if there is one."""
     good = bound_us is None or samples.least <= bound_us
     bound = f"{'-':>9}" if bound_us is None else f"{bound_us:9.2f}"
