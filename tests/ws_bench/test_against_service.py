@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from agentic_backend.spool.statements import WRITE_TURNS
+from backend_kit.kpi.statements import normalized
 from tests.support.agentic import StartProcess
+from tests.support.postgres import Database
 from tests.support.service import StartService
 from tests.ws_bench.scripted import bench
 from ws_bench.record.results import percentile
@@ -60,6 +64,29 @@ async def test_prompts_are_asked_in_order_and_over_again(start_service: StartSer
         asked = [m["parts"][0]["text"] for m in await running.history(session_id) if m["role"] == "user"]
     assert done.code == 0, done.stdout
     assert asked == ["one?", "two?", "one?"]
+
+
+async def test_the_shipped_postgres_has_its_statements_from_the_service(
+    start_process: StartProcess, database: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    async with start_process("mock;tokens=5", app={"metrics_enabled": True}) as running:
+        url = f"http://127.0.0.1:{running.metrics_port}"
+        done = await bench(
+            "-native", "-url", running.ws_url, "-clients=3", "-requests-per-client=25", "-ramp-duration=0s",
+            "-server-metrics", f"{url}/metrics", "-postgres", database.dsn, "-json", str(out), "-no-live",
+        )  # fmt: skip
+        assert done.code == 0, done.stdout
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/statements") as answer:
+            whole = {one["query"]: one for one in (await answer.json())["statements"]}
+    view = json.loads(await asyncio.to_thread(out.read_text))["recording"]["postgres"]
+    assert view["source"] == "the services' own counts"
+    shown = {one["query"]: one for one in view["statements"]}
+    writing = normalized(WRITE_TURNS.text)
+    assert {"COMMIT", writing[:200]} <= shown.keys()
+    for query in ("COMMIT", writing):
+        assert 0 < shown[query[:200]]["calls"] <= whole[query]["calls"]
+    assert "source: the services' own counts" in done.stdout
 
 
 @pytest.mark.parametrize("floor_ms", [300, 1000, 3000, 10_000])
