@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from backend_kit.aio import WatchedThread
 from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.core import Kpi
+from backend_kit.kpi.cores import CoreWaits, Starved
 from backend_kit.kpi.culprit import Culprits, Sighting, sight
 
 _MAX_OUTSTANDING: Final = 1200
@@ -32,11 +33,16 @@ class LagTotals:
     """Since the start: samples, their lag in seconds, and the seconds in which the loop was held for 20 ms or more.
 
     There are 25 samples for each second, whether the monitor took them or counted one for several (`LoopMonitor`).
+    `starved_s`: how long the loop's thread waited for a core. `core_waits` samples of what something that comes waits
+    for one, `core_wait_s` in all.
     """
 
     samples: int
     lag_s: float
     held_s: float
+    starved_s: float = 0.0
+    core_waits: int = 0
+    core_wait_s: float = 0.0
 
 
 class _Question(NamedTuple):
@@ -71,6 +77,7 @@ class Senses:
     sight: Callable[[asyncio.AbstractEventLoop, int], Sighting] = sight
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
     """Waits for an event of the monitor's thread, for so many seconds at most."""
+    cores_of: Callable[[int], CoreWaits] = CoreWaits
 
 
 class LoopMonitor:
@@ -86,6 +93,9 @@ class LoopMonitor:
     half-way between. A question that is answered at once then counts for every sample that was left out, so the
     figures stay those of a fixed rate. What begins to run, a late answer or CPU used by the loop ends the rest
     (docs/decisions/0051-the-lag-sampler-rests.md).
+
+    Where other programs have the cores, the monitor's own wake is late, as the loop's would be: how late says what a
+    hop waits for a core. The lateness of the loop does not say so, since both often get their core at once.
 
     The busy ratio is the CPU clock of the loop's thread. A lateness above `stall_s` counts as one stall, however many
     samples it spans. While it lasts its stack, task, phase and agent are taken, for `culprits` and for a notice, one a
@@ -120,6 +130,7 @@ class LoopMonitor:
             "event_loop_stall",
             Counter("app_event_loop_stalls_total", "Times the loop was late by more than 100 ms.", registry=registry),
         )
+        self._starved = Starved(kpi, interval_s)
         self._notice = notice
         self._interval = interval_s
         self._stall_s = stall_s
@@ -137,8 +148,7 @@ class LoopMonitor:
         self._stalled = False
         self._seen: Sighting | None = None
         self._glimpse: tuple[float, Sighting] | None = None
-        self._worst_s = 0.0
-        self._worst_until = 0.0
+        self._worst_s = self._worst_until = 0.0
         self._stall_lock = threading.Lock()
         self._last_lag = 0.0
         self._samples = 0
@@ -184,19 +194,30 @@ class LoopMonitor:
 
     def totals(self) -> LagTotals:
         """What was sampled since the start. On the loop's thread, where the samples are taken."""
-        return LagTotals(self._samples, self._lag_sum_s, self._held_s)
+        starved = self._starved
+        return LagTotals(
+            self._samples, self._lag_sum_s, self._held_s, starved.seen.total_s, starved.waits, starved.wait_s
+        )
 
     def watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
         """Ask the loop and watch for its answers, until `close`, or until the loop is closed."""
+        with self._senses.cores_of(loop_thread) as cores:
+            self._watch(loop, loop_thread, cores)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int, cores: CoreWaits) -> None:
         busy = _BusyClock(self._senses.cpu_clock_of(loop_thread), self._clock)
         self._sampled_until = self._clock()
         due = self._sampled_until + self._interval
         while True:
-            stirred = self._senses.wait(self._woken, max(self._next_wake(due) - self._clock(), 0.0))
+            wakes, slept = self._next_wake(due), self._clock()
+            cores.sleep_begins()
+            stirred = self._senses.wait(self._woken, max(wakes - slept, 0.0))
             if self._closed:
                 return
             self._woken.clear()
             now, rested = self._clock(), self._resting
+            if not stirred and wakes > slept:
+                self._starved.take(cores.waited(now - wakes), wakes - slept)
             if stirred or (rested and self._outstanding):
                 self._resting = False
                 due = now
@@ -205,6 +226,7 @@ class LoopMonitor:
             percent = busy.percent()
             if percent is not None:
                 self._busy.set(percent)
+                self._starved.publish(cores.look())
                 self._rest_if_idle(percent)
             if due <= now:
                 if self._resting:
