@@ -7,14 +7,15 @@ from backend_kit.kpi import LedgerRow
 
 Cause = Literal[
     "llm_floor", "loop_cpu", "pool_wait", "sql", "disk", "search", "embedding", "rerank", "admission", "slow_clients",
-    "agent",
+    "agent", "starved",
 ]  # fmt: skip
 CAUSES: Final[tuple[Cause, ...]] = (
     "llm_floor", "loop_cpu", "pool_wait", "sql", "disk", "search", "embedding", "rerank", "admission", "slow_clients",
-    "agent",
+    "agent", "starved",
 )  # fmt: skip
 """What can limit the service. `disk` is the wait of finished turns for a flush of the spool's disk. `agent` is time
-that an agent's steps wait for tools, or for anything else that has no phase of its own."""
+that an agent's steps wait for tools, or for anything else that has no phase of its own. `starved` is time in which the
+loop wanted a core that others had, or that a quota withheld."""
 NOBODY: Final = "nobody"
 
 Account = Literal["own", "ahead", "stored", Cause]
@@ -62,6 +63,10 @@ HOPS: Final[dict[Account, int]] = {
 }
 """How often a phase waits for the event loop: a late loop prolongs it by this many times its lateness. A model call
 is sent, begins and ends. Knowledge flow measures its own phases, which do not wait for this loop."""
+
+THREAD_HOPS: Final[dict[Account, int]] = {"disk": 2}
+"""How often it waits besides for another thread of this process, which gets no core sooner than the loop does: the
+spool's begins a flush, and goes on after it."""
 
 
 def account_of(phase: str) -> Account:

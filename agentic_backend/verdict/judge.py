@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, Account, Cause
+from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, THREAD_HOPS, Account, Cause
 from agentic_backend.verdict.window import Slice
 
 NOTICEABLE_MS: Final = 50.0
 """What a turn may spend on any cause before it counts as limited by it."""
 SATURATED: Final = 0.85
-"""The loop is full if it is occupied for at least this share of the time: more load only waits longer."""
+"""The loop is full if it has something to do for at least this share of the time: more load only waits longer."""
 MATERIAL: Final = 0.1
 """A full loop limits the service once it is this share of a turn, even if another cause is larger."""
 _OWN_HOPS: Final = 12
@@ -74,8 +74,9 @@ def judge(seen: Slice) -> Verdict:
     causes = {cause: spent[cause] / turns for cause in CAUSES}
     total = sum(causes.values())
     ranked = sorted(CAUSES, key=lambda cause: -causes[cause])
-    full = seen.occupied >= SATURATED and causes["loop_cpu"] >= MATERIAL * total
-    first: Cause = "loop_cpu" if full else ranked[0]
+    full = seen.wanted >= SATURATED and causes["loop_cpu"] + causes["starved"] >= MATERIAL * total
+    of_loop: Cause = "starved" if causes["starved"] > causes["loop_cpu"] else "loop_cpu"
+    first = of_loop if full else ranked[0]
     bound = seen.turns > 0 and (causes[first] >= NOTICEABLE_MS or full)
     others = [cause for cause in ranked if not bound or cause != first]
     share = {cause: causes[cause] / total if total else 0.0 for cause in CAUSES}
@@ -96,35 +97,53 @@ def judge(seen: Slice) -> Verdict:
 
 def capacity_ratio(seen: Slice, slots: float) -> float:
     """How much of what this process can do is in use: the larger of its loop's share of a full one (`SATURATED`, so up
-    to 1.18) and of its slots (`slots`: turns that run by `limits.max_turns`, 0 to 1). At 1 more load only waits."""
-    return max(seen.occupied / SATURATED, slots)
+    to 1.18; where others have its cores, it is full sooner) and of its slots (`slots`: turns that run by
+    `limits.max_turns`, 0 to 1). At 1 more load only waits."""
+    return max(seen.wanted / SATURATED, slots)
 
 
 def attributed(seen: Slice) -> dict[Cause, float]:
     """Milliseconds by cause of all turns of the window together.
 
-    The time that a late loop adds to each wait is moved from the wait to the loop. Then the undecided accounts are
-    divided: own time between loop and agent, stored time between the database's pool and its statements.
+    The time that a late loop adds to each wait is moved from the wait to the loop, or to `starved` as far as it was
+    late for want of a core. Then the undecided accounts are divided: own time between loop, `starved` and agent,
+    stored time between the database's pool and its statements.
     """
-    full = seen.occupied >= SATURATED
+    full = seen.wanted >= SATURATED
+    hungry_queue = seen.starved / (seen.starved + seen.occupied) if seen.starved > 0 else 0.0
     spent: dict[Account, float] = dict(seen.ms)
-    loop = 0.0
+    loop = starved = 0.0
     for account, ms in seen.ms.items():
         rows = seen.rows[account]
-        late = min(ms, rows * HOPS.get(account, 0) * seen.lag_ms)
+        late, hungry = _lateness(seen, rows * HOPS.get(account, 0), rows * THREAD_HOPS.get(account, 0), ms)
+        queued = 0.0
         if full and account in _QUEUE_IN_A_FULL_LOOP:
-            late = max(late, ms - rows * seen.least_ms[account])
-        spent[account] = ms - late
-        loop += late
+            queued = max(ms - rows * seen.least_ms[account] - late, 0.0)
+        spent[account] = ms - late - queued
+        hungry += queued * hungry_queue
+        starved += hungry
+        loop += late + queued - hungry
     own = spent.pop("own", 0.0)
-    steps = seen.occupied * seen.seconds * 1e3 + seen.turns * _OWN_HOPS * seen.lag_ms
-    of_loop = own if full else min(own, steps)
+    steps = seen.occupied * seen.seconds * 1e3 + seen.turns * _OWN_HOPS * seen.own_lag_ms
+    waits = seen.starved * seen.seconds * 1e3 + seen.turns * _OWN_HOPS * seen.core_wait_ms
+    of_both = own if full else min(own, steps + waits)
+    of_starved = of_both * waits / (steps + waits) if waits > 0 else 0.0
     stored = spent.pop("stored", 0.0)
     causes: dict[Cause, float] = {cause: spent.get(cause, 0.0) for cause in CAUSES}
-    causes["loop_cpu"] += loop + of_loop
-    causes["agent"] += own - of_loop
+    causes["loop_cpu"] += loop + of_both - of_starved
+    causes["starved"] += starved + of_starved
+    causes["agent"] += own - of_both
     _add_database(seen, stored, causes)
     return causes
+
+
+def _lateness(seen: Slice, hops: int, thread_hops: int, most_ms: float) -> tuple[float, float]:
+    """(what so many passes of the loop, and of other threads, add to a wait, at most all of it; of that for want of a
+    core). Other threads have no lateness of their own."""
+    hungry = (hops + thread_hops) * seen.core_wait_ms
+    late = hops * seen.own_lag_ms + hungry
+    scale = min(1.0, most_ms / late) if late > 0 else 0.0
+    return late * scale, hungry * scale
 
 
 def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> None:
@@ -140,8 +159,10 @@ def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> 
         # The average read rather than all of them: a page that lists sessions must not look like slow turns.
         waited = (ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms["pool_wait"]
         took = (ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms["sql"]
+        hungry = min(max(took, 0.0), reads * HOPS["sql"] * seen.core_wait_ms)
         causes["pool_wait"] += max(waited, 0.0) / reads * seen.turns
-        causes["sql"] += max(took, 0.0) / reads * seen.turns
+        causes["sql"] += (max(took, 0.0) - hungry) / reads * seen.turns
+        causes["starved"] += hungry / reads * seen.turns
 
 
 def backlog_ms(seen: Slice) -> float:

@@ -26,8 +26,9 @@ _NONE_YET: Final = float("inf")
 class Gauged:
     """Counters since the start, and current levels; a slice has the difference of two.
 
-    `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. Reads are the
-    uses of the main pool (by turns and by REST), batches those of the batcher's. `pending` records, the oldest for
+    `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. `starved_s`:
+    seconds that this thread waited for a core; `core_waits` samples of such a wait, `core_wait_s` together. Reads are
+    the uses of the main pool (by turns and by REST), batches those of the batcher's. `pending` records, the oldest for
     `oldest_s`, wait for Postgres.
     """
 
@@ -35,6 +36,9 @@ class Gauged:
     held_s: float = 0.0
     lag_s: float = 0.0
     lag_samples: int = 0
+    starved_s: float = 0.0
+    core_waits: int = 0
+    core_wait_s: float = 0.0
     reads: int = 0
     read_wait_s: float = 0.0
     read_sql_s: float = 0.0
@@ -77,12 +81,34 @@ class Slice:
         return (self.ended.lag_s - self.begun.lag_s) * 1e3 / samples if samples > 0 else 0.0
 
     @property
+    def core_wait_ms(self) -> float:
+        """What something that came waited for a core on average."""
+        samples = self.ended.core_waits - self.begun.core_waits
+        return (self.ended.core_wait_s - self.begun.core_wait_s) * 1e3 / samples if samples > 0 else 0.0
+
+    @property
+    def own_lag_ms(self) -> float:
+        """Mean lateness of the loop that no wait for a core explains."""
+        return max(self.lag_ms - self.core_wait_ms, 0.0)
+
+    @property
     def occupied(self) -> float:
-        """Share of the time in which the loop computed or was held, 0 to 1."""
-        if self.seconds <= 0:
-            return 0.0
-        used_s = max(self.ended.cpu_s - self.begun.cpu_s, self.ended.held_s - self.begun.held_s)
-        return min(max(used_s / self.seconds, 0.0), 1.0)
+        """Share of the time in which the loop computed or was held, 0 to 1. A loop without a core is not held."""
+        own = self.own_lag_ms / self.lag_ms if self.lag_ms > 0 else 1.0
+        return self._share(max(self.ended.cpu_s - self.begun.cpu_s, (self.ended.held_s - self.begun.held_s) * own))
+
+    @property
+    def starved(self) -> float:
+        """Share of the time in which the loop wanted a core and had none, 0 to 1."""
+        return self._share(self.ended.starved_s - self.begun.starved_s)
+
+    @property
+    def wanted(self) -> float:
+        """Share of the time in which the loop had something to do, 0 to 1: near 1 more load only waits longer."""
+        return min(self.occupied + self.starved, 1.0)
+
+    def _share(self, seconds: float) -> float:
+        return min(max(seconds / self.seconds, 0.0), 1.0) if self.seconds > 0 else 0.0
 
 
 class Windows:

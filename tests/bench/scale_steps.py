@@ -122,7 +122,7 @@ WORKERS: Final = Part(
     "in use",
     lambda _parts, _workers: IN_USE,
     1.0,
-    "`loop_cpu`, `admission`, with `app_turns_capacity_ratio` near 1: `ScaleUp`",
+    "`loop_cpu`, `admission`, `starved`, with `app_turns_capacity_ratio` near 1: `ScaleUp`",
     "a core for a worker more: `app.workers: auto`, then another host",
 )
 TABLE: Final[tuple[Part, ...]] = (

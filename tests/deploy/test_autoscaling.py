@@ -11,7 +11,7 @@ from tests.support.processes import ROOT
 
 PLACE = ROOT / "deploy/autoscaling"
 RECORD = "job:app_turns_capacity_ratio:to_scale"
-OF_THE_SERVICE = {"loop_cpu", "admission"}
+OF_THE_SERVICE = {"loop_cpu", "admission", "starved"}
 """The causes that further instances mend."""
 
 

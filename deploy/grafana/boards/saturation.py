@@ -75,6 +75,17 @@ def _loop() -> Row:
                 bound=0.9,
             ),
             Panel(
+                "Starved",
+                "Share of the time in which the loop wanted a core: others had it, or a quota withheld it.",
+                "percentunit",
+                [
+                    Target(rate("app_cpu_starved_seconds_total", by="instance, kind"), "{{instance}} {{kind}}"),
+                    Target(rate("app_cpu_pressure_seconds_total", by="instance"), "{{instance}} any of its machine"),
+                ],
+                bound=0.2,
+                quiet="it has a core whenever it wants one",
+            ),
+            Panel(
                 "Stalls a minute",
                 "Times the loop was late by more than 100 ms; the log names the stack.",
                 "short",

@@ -50,7 +50,9 @@ def test_the_model_is_the_floor() -> None:
     assert sum(verdict.causes_ms.values()) == pytest.approx(verdict.turn_ms)
 
 
-@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause not in ("llm_floor", "loop_cpu", "agent")])
+@pytest.mark.parametrize(
+    "cause", [cause for cause in CAUSES if cause not in ("llm_floor", "loop_cpu", "agent", "starved")]
+)
 def test_each_wait_that_is_longer_than_the_model_bounds(cause: str) -> None:
     verdict = judge(window(**{**ORDINARY, "llm_floor": 200.0, cause: 900.0}))
     assert (verdict.bound_by, verdict.next) == (cause, "llm_floor")
@@ -105,6 +107,65 @@ def test_a_late_loop_is_subtracted_from_what_waited_for_it() -> None:
     assert verdict.causes_ms["llm_floor"] == pytest.approx(100)
     assert verdict.causes_ms["disk"] == pytest.approx(2)
     assert verdict.causes_ms["loop_cpu"] == pytest.approx(140)
+
+
+def hungry(seen: Slice, *, core_wait_ms: float, starved: float) -> Slice:
+    """The window of a loop that waited for a core, for this share of the time, and on average at each hop."""
+    wait_s = core_wait_ms / 1e3 * SAMPLES
+    return gauged(seen, starved_s=starved * seen.seconds, core_waits=SAMPLES, core_wait_s=wait_s)
+
+
+def test_a_loop_that_others_keep_from_its_core_is_starved_though_it_is_late() -> None:
+    """39 turns one after the other on a machine whose cores others took: they read as `loop_cpu`, 0.6 of a turn."""
+    late = window(cpu=0.06, lag_ms=9.0, turns=39, own=150.0, llm_floor=88.0, disk=22.0)
+    assert judge(late).bound_by == "loop_cpu"  # what a loop that is late for any other reason is
+    verdict = judge(hungry(late, core_wait_ms=9.0, starved=0.25))
+    assert verdict.bound_by == "starved"
+    assert verdict.share > 0.6
+    assert verdict.occupied == pytest.approx(0.06)
+    assert verdict.causes_ms["loop_cpu"] < 50
+    assert sum(verdict.causes_ms.values()) == pytest.approx(260)
+
+
+def test_the_lateness_of_the_loop_is_divided_by_what_it_waited_for() -> None:
+    verdict = judge(hungry(window(cpu=0.0, lag_ms=20.0, llm_floor=160.0, disk=40.0), core_wait_ms=5.0, starved=0.0))
+    assert verdict.causes_ms["loop_cpu"] == pytest.approx(3 * 15 + 15)
+    assert verdict.causes_ms["starved"] == pytest.approx(3 * 5 + (1 + 2) * 5)
+    assert verdict.causes_ms["llm_floor"] == pytest.approx(100)
+    assert verdict.causes_ms["disk"] == pytest.approx(10)
+
+
+def test_a_quota_delays_hops_that_the_loop_does_not_see_late() -> None:
+    """Throttled, the monitor's thread stands still with the loop's, and finds it on time afterwards."""
+    verdict = judge(hungry(window(lag_ms=0.2, own=20.0, llm_floor=150.0), core_wait_ms=40.0, starved=0.5))
+    assert verdict.bound_by == "starved"
+    assert verdict.causes_ms["llm_floor"] == pytest.approx(30)
+
+
+def test_a_loop_without_a_core_is_not_held() -> None:
+    late = window(cpu=0.06, held=0.9, lag_ms=60.0, turns=39, own=300.0, llm_floor=200.0)
+    assert judge(late).occupied == pytest.approx(0.9)
+    verdict = judge(hungry(late, core_wait_ms=60.0, starved=0.8))
+    assert verdict.bound_by == "starved"
+    assert verdict.occupied == pytest.approx(0.06)
+
+
+def test_a_blocking_call_on_a_machine_with_free_cores_is_the_loop_s() -> None:
+    seen = window(cpu=0.02, held=0.9, lag_ms=90.0, turns=45, own=210.0, llm_floor=30.0)
+    assert judge(hungry(seen, core_wait_ms=0.3, starved=0.01)).bound_by == "loop_cpu"
+
+
+def test_a_full_loop_that_others_delay_a_little_is_full() -> None:
+    seen = window(cpu=0.9, lag_ms=40.0, own=200.0, llm_floor=600.0, spread=0.95)
+    verdict = judge(hungry(seen, core_wait_ms=3.0, starved=0.08))
+    assert verdict.bound_by == "loop_cpu"
+    assert 0 < verdict.causes_ms["starved"] < 0.25 * verdict.causes_ms["loop_cpu"]
+
+
+def test_reads_over_rest_are_not_slow_that_waited_for_a_core() -> None:
+    seen = window(own=5.0, llm_floor=60.0)
+    slow = gauged(hungry(seen, core_wait_ms=30.0, starved=0.5), reads=100, read_sql_s=6.0)
+    assert judge(slow).causes_ms["sql"] == pytest.approx(0)
 
 
 def test_what_an_agent_waits_for_under_no_name_is_the_agent_s() -> None:
@@ -182,6 +243,11 @@ def test_the_line_and_the_json_say_the_same() -> None:
 )
 def test_what_is_in_use_is_the_larger_of_loop_and_slots(cpu: float, held: float, slots: float, ratio: float) -> None:
     assert capacity_ratio(window(cpu=cpu, held=held), slots) == pytest.approx(ratio)
+
+
+def test_a_loop_that_gets_half_a_core_is_full_at_half_the_work() -> None:
+    assert capacity_ratio(hungry(window(cpu=0.4), core_wait_ms=10.0, starved=0.45), 0.1) == pytest.approx(1.0)
+    assert capacity_ratio(hungry(window(cpu=0.4), core_wait_ms=0.1, starved=0.0), 0.1) == pytest.approx(0.4 / 0.85)
 
 
 def test_without_a_window_only_slots_are_in_use() -> None:
