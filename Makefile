@@ -76,7 +76,7 @@ bench-matrix: ## what each switch of the bench configuration does to a turn
 bench-acks: ## how long an acknowledgement waits for the disk; ARGS="--directory DIR" for another one than this
 	@$(PYTHON) -m tests.bench.acks $(ARGS)
 
-bench-verdict: ## make each cause the bottleneck in turn, and ask the service who bounds it; ARGS=--short for six of them
+bench-verdict: ## make each cause the bottleneck in turn, and ask the service who bounds it; ARGS=--short for seven of them
 	@$(PYTHON) -m tests.bench.verdict $(ARGS)
 
 bench-kpi: ## what watching costs: with it and without, scraped and unscraped
