@@ -112,7 +112,8 @@ def _objective() -> Row:
                 "short",
                 [
                     Target(
-                        f'count by (alertname, severity) (ALERTS{{alertstate="firing", {OF_ALL}}})',
+                        "count by (alertname, severity) "
+                        f'(ALERTS{{alertstate="firing", job=~"agentic|knowledge-flow", {OF_ALL}}})',
                         "{{severity}} {{alertname}}",
                     )
                 ],
