@@ -149,7 +149,7 @@ def _feed_what_failed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     AdmissionMetrics(kpi.registry).refused.labels(Cost.TURN.value, "per_user").inc()
     windows = Windows()
     TurnQuantiles(windows, kpi.registry)
-    windows.ended([], total_ms=3000.0, unattributed_ms=0.0, first_token_ms=100.0, stored=False)
+    windows.ended([], total_ms=3000.0, unattributed_ms=0.0, first_token_ms=100.0)
     windows.close_slice(Gauged())
 
 

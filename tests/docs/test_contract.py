@@ -8,7 +8,7 @@ from agentic_backend.agent import rag
 from agentic_backend.agent.people import HitlPayload
 from agentic_backend.session.models import Session
 from agentic_backend.settings import AgenticSettings, AgentSettings, AgentTuning, FieldSpec
-from backend_kit.kpi.core import FIRST_PHASES
+from backend_kit.kpi.core import PHASES
 from backend_kit.settings.base import RootSection
 from knowledge_flow_backend.settings import KnowledgeFlowSettings
 from tests.backend_kit.kpi.test_summary import PUBLISHED
@@ -30,7 +30,7 @@ def names(text: str) -> list[str]:
 
 
 def test_the_phases_are_those_that_the_summary_begins_with() -> None:
-    assert names(section("Phases")) == [*FIRST_PHASES]
+    assert names(section("Phases")) == [*PHASES]
 
 
 def test_the_lines_are_those_that_the_summary_is_tested_with() -> None:

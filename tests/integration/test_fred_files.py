@@ -27,11 +27,11 @@ WITHOUT_EFFECT = [
     "ai.agents[1].mcp_servers",
     "ai.agents[2].crew",
     "ai.agents[3].tuning.mcp_servers[0].require_tools",
-    "mcp.servers[0].sse_read_timeout",
-    "mcp.servers[0].auth_mode",
+    *(f"mcp.servers[0].{name}" for name in ("name", "description", "sse_read_timeout", "auth_mode")),
     "storage.opensearch",
     *(f"storage.{name}_store" for name in ("agent", "mcp_servers", "session", "attachments", "history", "feedback")),
     *(f"storage.{name}_store" for name in ("task", "kpi", "log")),
+    "ai.agents[1].chat_options.deep_search_delegate",
 ]
 
 
