@@ -17,6 +17,7 @@ from agentic_backend.verdict import Gauged, TurnQuantiles, Windows
 from backend_kit.http import Cost
 from backend_kit.http.admission import AdmissionMetrics
 from backend_kit.kpi import Kpi
+from backend_kit.kpi.cores import Starvation, Starved
 from knowledge_flow_backend.settings import KnowledgeFlowApp
 from tests.agentic_backend import test_metrics
 from tests.deploy.watched import BUILT_IN, PROMETHEUS, configured, family, metric_names, prometheus, rules
@@ -135,15 +136,17 @@ def fed() -> dict[str, str]:
     agentic, knowledge = test_metrics.built(legacy_ms_names=False), knowledge_metrics.built(legacy_ms_names=False)
     test_metrics.feed(*agentic)
     knowledge_metrics.feed(*knowledge)
-    _feed_what_failed(*agentic)
+    _feed_what_is_rare(*agentic)
     return {
         job: generate_latest(kpi.registry).decode()
         for job, (kpi, _) in (("agentic", agentic), ("knowledge-flow", knowledge))
     }
 
 
-def _feed_what_failed(kpi: Kpi, metrics: AgenticMetrics) -> None:
-    """A turn, a phase and a request that failed, and what there is at the end of a slice of time."""
+def _feed_what_is_rare(kpi: Kpi, metrics: AgenticMetrics) -> None:
+    """A turn, a phase and a request that failed, what there is at the end of a slice of time, and what the kernel of
+    this machine may not tell."""
+    Starved(kpi, 0.04).publish(Starvation(pressure_s=1.0))
     metrics.turns("Georges", "error").inc()
     kpi.record_phase("llm_invoke", 1.0, "error")
     AdmissionMetrics(kpi.registry).refused.labels(Cost.TURN.value, "per_user").inc()
