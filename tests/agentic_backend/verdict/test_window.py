@@ -62,7 +62,7 @@ def test_a_refused_ask_is_a_turn_that_cost_its_wait() -> None:
 
 def test_a_turn_that_outlasts_the_window_counts_with_what_it_does() -> None:
     windows = Windows()
-    long, short = ledger(age_s=60.0), ledger()
+    long, short = ledger(age_s=60.0), ledger(age_s=-60.0)  # however long this test takes, shorter than the window
     long.current = "llm_invoke"
     short.current = "llm_invoke"
     windows.begin(long)
