@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, get_args
@@ -25,7 +26,7 @@ from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnF
 from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec, Restart
-from backend_kit.kpi import gaps, phase
+from backend_kit.kpi import current_ledger, phase
 from backend_kit.wire import dumps
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,8 @@ class Agent:
             if self._straight is not None and not callbacks_configured():
                 return await self._straight.run(begin, context=run, recursion_limit=self._recursion_limit)
             # Without stream modes: text goes through `run.emit`, which avoids the graph's 44 µs a token.
-            with gaps(GRAPH):
+            ledger = current_ledger()
+            with nullcontext() if ledger is None else ledger.name_gaps(GRAPH):
                 state: dict[str, Any] = await self._graph.ainvoke(begin, config, context=run, **how)
         except GraphRecursionError as failure:
             raise TurnFailed("recursion limit") from failure

@@ -15,7 +15,6 @@ from backend_kit.kpi.core import (
     Spent,
     Status,
     current_ledger,
-    gaps,
     phase,
 )
 from backend_kit.kpi.culprit import Culprits
@@ -50,6 +49,5 @@ __all__ = [
     "Summary",
     "buckets",
     "current_ledger",
-    "gaps",
     "phase",
 ]

@@ -3,7 +3,7 @@
 import re
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from operator import itemgetter
@@ -316,12 +316,6 @@ def phase(name: str) -> "PhaseTimer | nullcontext[None]":
     """Time a step of the current turn: `with phase("vector_search"): …`. Does nothing where no turn is current."""
     ledger = _CURRENT.get()
     return _NOTHING if ledger is None else ledger.kpi.phase(name)
-
-
-def gaps(name: str) -> AbstractContextManager[None]:
-    """`Ledger.name_gaps` of the current turn; does nothing where no turn is current."""
-    ledger = _CURRENT.get()
-    return _NOTHING if ledger is None else ledger.name_gaps(name)
 
 
 class PhaseTimer:

@@ -14,7 +14,7 @@ from knowledge_flow_backend.metrics import PHASES as KNOWLEDGE_PHASES
 from tests.checks.source import Module, module_of, modules
 
 DECLARED = frozenset((*PHASES, *AGENT_PHASES, *TURN_PHASES, *KNOWLEDGE_PHASES))
-TIMES = frozenset({"phase", "record_phase", "gaps"})
+TIMES = frozenset({"phase", "record_phase", "name_gaps"})
 """Functions and methods whose first argument is a phase. Rows that `Ledger.add` enters feed no metric."""
 BY_VALUE = "_PHASES"
 """The end of the names of tables whose values are phases that such a function is given."""
@@ -80,7 +80,7 @@ def test_the_search_for_phases_finds_each_way_to_name_one() -> None:
         '_COUNTED_PHASES: Final = {"part": ("by_value",)}\n'
         'with phase("by_text"), self._kpi.phase(PHASE):\n'
         '    kpi.record_phase("recorded", 1.0)\n'
-        '    with phase(name), gaps("between"):\n'
+        '    with phase(name), ledger.name_gaps("between"):\n'
         "        pass\n"
         'PHASES = ("only_declared",)\n'
     )
