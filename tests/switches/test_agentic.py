@@ -166,7 +166,7 @@ async def test_summaries_come_as_often_and_are_as_long_as_configured(
         said += capsys.readouterr().err
         return len(lines(said, "gauge event_loop_lag_ms ")) >= 3
 
-    async with start_service(app=app) as service:
+    async with start_service(app=app, metrics={"legacy_ms_names": True}) as service:
         await end_of(service)
         await until(three_summaries)
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as response:
@@ -268,7 +268,9 @@ async def test_so_many_compiled_graphs_are_kept(start_service: StartService) -> 
     agents = [{"name": name, "class_path": "agentic_backend.agent.plain"} for name in ("one", "two")]
     misses: list[float] = []
     for most in (1, 2):
-        async with start_service(ai={"agents": agents, "max_concurrent_agents": most}) as service:
+        async with start_service(
+            ai={"agents": agents, "max_concurrent_agents": most}, metrics={"legacy_ms_names": True}
+        ) as service:
             for name in ("one", "two"):
                 await end_of(service, name)
             before = service.sample("agent_cache_miss_total")

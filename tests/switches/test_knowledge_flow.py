@@ -97,12 +97,14 @@ async def test_the_process_is_measured_as_often_as_configured(
     assert all(" WARNING turnwise.kpi " in line for line in lines(said, ""))
 
 
-@sees("app.kpi_log_summary_interval_sec", "app.kpi_log_summary_top_n")
+@sees("app.kpi_log_summary_interval_sec", "app.kpi_log_summary_top_n", "metrics.legacy_ms_names")
 async def test_summaries_come_as_often_and_are_as_long_as_configured(
     start_knowledge_flow: StartKnowledgeFlow, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    port = free_port()
     app = {
-        "metrics_enabled": False,
+        "metrics_enabled": True,
+        "metrics_port": port,
         "kpi_log_summary_interval_sec": 0.1,
         "kpi_log_summary_top_n": 1,
         "kpi_process_metrics_interval_sec": 0,
@@ -114,9 +116,11 @@ async def test_summaries_come_as_often_and_are_as_long_as_configured(
         said += capsys.readouterr().err
         return len(lines(said, "gauge event_loop_lag_ms ")) >= 3
 
-    async with start_knowledge_flow(app=app) as service:
+    async with start_knowledge_flow(app=app, metrics={"legacy_ms_names": True}) as service:
         await service.search("anything")
         await until(three_summaries)
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as response:
+            assert "app_phase_latency_ms" in await response.text()
     assert lines(said, "cpu_pct=") == []
     of_one = said.split("gauge event_loop_lag_ms ")[1]
     others = [line for line in lines(of_one, "gauge") if line.split()[6] not in LEGACY_GAUGES]
