@@ -234,7 +234,9 @@ _MAX_CHARS: Final = 4096
 _MS: Final = r"(\d{1,7}(?:\.\d{1,6})?)"
 _COUNTED_PHASES: Final = {"vector_rerank": ("vector_rerank", "kf_vector_rerank")}
 """Parts that are phases of docs/contract.md#phases here as well."""
-_PART: Final = re.compile(rf"(?:^|, ?)([a-z][a-z0-9_]{{0,39}});dur={_MS}(?:;start={_MS})?(?=,|$)")
+_PART: Final = re.compile(
+    rf"(?:^|, ?)([a-z][a-z0-9_]{{0,39}});dur={_MS}(?:;start={_MS})?(?:;depth=(\d{{1,2}}))?(?=,|$)"
+)
 
 
 def enter_timing(header: str, began: float, ended: float) -> None:
@@ -248,15 +250,15 @@ def enter_timing(header: str, began: float, ended: float) -> None:
     if ledger is None or not header or len(header) > _MAX_CHARS:
         return
     parts = [
-        (name, float(ms) / 1e3, None if start is None else float(start) / 1e3)
-        for name, ms, start in (part.groups() for part in islice(_PART.finditer(header), _MAX_PARTS))
+        (name, float(ms) / 1e3, None if start is None else float(start) / 1e3, int(depth or 0))
+        for name, ms, start, depth in (part.groups() for part in islice(_PART.finditer(header), _MAX_PARTS))
     ]
-    total_s = next((took_s for name, took_s, _ in parts if name == "total"), 0.0)
+    total_s = next((took_s for name, took_s, *_ in parts if name == "total"), 0.0)
     if not 0 < total_s <= ended - began:
         return
     first = began + (ended - began - total_s) / 2
-    for name, took_s, start_s in parts:
+    for name, took_s, start_s, depth in parts:
         if start_s is not None and start_s + took_s <= total_s + 1e-4:
-            ledger.add(f"kf_{name}", first + start_s, first + start_s + took_s)
+            ledger.add(f"kf_{name}", first + start_s, first + start_s + took_s, ledger.open + depth)
             for counted in _COUNTED_PHASES.get(name, ()):
                 ledger.kpi.record_phase(counted, took_s)

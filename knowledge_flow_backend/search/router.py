@@ -48,15 +48,17 @@ def call(kpi: Kpi, route: str, request_id: str, headers: Mapping[str, str]) -> I
 
 
 def timing(ledger: Ledger) -> dict[str, str]:
-    """The call so far as a Server-Timing header (W3C): `total`, and each phase with its start, in milliseconds.
+    """The call so far as a Server-Timing header (W3C): `total`, and each phase with its start, in milliseconds, and how
+    many of the others are around it.
 
     Without `vector_search`, which holds most of the others: a caller calls its own wait for the answer that.
     """
     total_ms = (time.perf_counter() - ledger.started) * 1e3
+    told = [row for row in ledger.rows() if row["phase"] != SEARCH_PHASE]
+    outermost = min((row["depth"] for row in told), default=0)
     rows = [
-        f"{row['phase']};dur={row['ms']:.3f};start={row['start_ms']:.3f}"
-        for row in ledger.rows()
-        if row["phase"] != SEARCH_PHASE
+        f"{row['phase']};dur={row['ms']:.3f};start={row['start_ms']:.3f};depth={row['depth'] - outermost}"
+        for row in told
     ]
     return {TIMING_HEADER: ", ".join([f"total;dur={total_ms:.3f}", *rows])}
 

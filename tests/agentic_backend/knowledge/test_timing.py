@@ -28,6 +28,14 @@ def test_a_part_that_came_twice_has_two_rows(ledger: Ledger) -> None:
     assert rows(ledger, header) == [("kf_db_pool_wait", 16.0, 1.0), ("kf_db_pool_wait", 25.0, 2.0)]
 
 
+def test_a_part_inside_another_is_as_deep_in_the_turn(ledger: Ledger) -> None:
+    header = "total;dur=40, vector_rerank;dur=9;start=20;depth=0, rerank;dur=8;start=20.5;depth=1"
+    with ledger.activate(), ledger.kpi.phase("kf_vector_search"):
+        enter_timing(header, 100.010, 100.060)
+    depths = {row["phase"]: row["depth"] for row in ledger.rows()}
+    assert (depths["kf_vector_search"], depths["kf_vector_rerank"], depths["kf_rerank"]) == (0, 1, 2)
+
+
 def test_a_rerank_feeds_the_phases_that_dashboards_read(ledger: Ledger) -> None:
     header = "total;dur=40, lexical_query;dur=5;start=1, vector_rerank;dur=3;start=20, rerank;dur=2;start=20.5"
     assert rows(ledger, header)[1:] == [("kf_vector_rerank", 35.0, 3.0), ("kf_rerank", 35.5, 2.0)]

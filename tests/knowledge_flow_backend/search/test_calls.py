@@ -8,7 +8,7 @@ import pytest
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, RunningKnowledgeFlow
 
-PARTS = re.compile(r"([a-z_]+);dur=(\d+\.\d{3})(?:;start=(\d+\.\d{3}))?(?:, |$)")
+PARTS = re.compile(r"([a-z_]+);dur=(\d+\.\d{3})(?:;start=(\d+\.\d{3});depth=\d+)?(?:, |$)")
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
