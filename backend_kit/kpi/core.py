@@ -2,14 +2,14 @@
 
 import re
 from asyncio import CancelledError
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from operator import itemgetter
 from time import perf_counter
-from types import TracebackType
-from typing import Final, Literal, NotRequired, TypedDict
+from types import MappingProxyType, TracebackType
+from typing import Final, Literal, NamedTuple, NotRequired, TypedDict
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client import Counter as PrometheusCounter
@@ -64,6 +64,12 @@ class Timer:
         self._add(seconds * 1e3)
         if self._observe is not None:
             self._observe(seconds)
+
+    def observe_traced(self, seconds: float, trace_id: str) -> None:
+        """`observe_seconds` of something that was sent as a trace: an exemplar of its bucket leads to it."""
+        self._add(seconds * 1e3)
+        if self._observe is not None:
+            self._observe(seconds, {"trace_id": trace_id})
 
 
 class Gauge:
@@ -123,10 +129,11 @@ class Counter:
 class Seconds:
     """A key's timer seen in seconds, for callers that hold perf_counter differences."""
 
-    __slots__ = ("observe",)
+    __slots__ = ("observe", "observe_traced")
 
     def __init__(self, timer: Timer) -> None:
         self.observe: Callable[[float], None] = timer.observe_seconds
+        self.observe_traced: Callable[[float, str], None] = timer.observe_traced
 
 
 class GaugedSeconds:
@@ -196,6 +203,14 @@ class LedgerRow(TypedDict):
     call: NotRequired[int]
 
 
+class Ended(NamedTuple):
+    """A row with how its phase ended, and what is known about it beyond its name: what it was done with, by name."""
+
+    row: LedgerRow
+    status: Status = "ok"
+    about: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The token use of one model call of a turn. `at` is its end on the perf_counter clock; `cost` is in the currency
@@ -217,22 +232,30 @@ class Ledger:
     `depth` is the number of phases open when the row's phase began, so rows of depth 0 never overlap, and what they
     leave of the turn is unattributed. Tasks of one turn share its ledger through their context; what runs side by
     side belongs inside a phase that waits for all of it. `current` names the phase entered last and still open, and
-    `owner` the agent whose turn it is. Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
+    `owner` the agent whose turn it is. `traceparent` goes out with the calls that the turn makes (W3C Trace Context).
+    Rows beyond 256 are counted in `unattributed_ms` but not kept (`dropped_rows`).
     """
 
     __slots__ = (
-        "_covered", "_numbered", "_rows", "_timed", "current", "dropped_rows", "kpi", "open", "owner", "spent",
-        "started",
+        "_covered", "_marked", "_numbered", "_rows", "_timed", "current", "dropped_rows", "kpi", "open", "owner",
+        "spent", "started", "traceparent",
     )  # fmt: skip
 
     def __init__(
-        self, kpi: "Kpi", *, started: float | None = None, owner: str = "", numbered: Collection[str] = ()
+        self,
+        kpi: "Kpi",
+        *,
+        started: float | None = None,
+        owner: str = "",
+        numbered: Collection[str] = (),
+        traceparent: str | None = None,
     ) -> None:
         """`started` is the ask's arrival on the perf_counter clock, now where absent; the rows of `numbered` phases say
         which call they are."""
         self.kpi = kpi
         self.owner = owner
         self._numbered = numbered
+        self.traceparent = traceparent
         self.spent: list[Spent] = []
         self.started = perf_counter() if started is None else started
         self.current: str | None = None
@@ -240,6 +263,7 @@ class Ledger:
         self.dropped_rows = 0
         self._covered = 0.0
         self._timed: list[tuple[str, int, float, float]] = []
+        self._marked: dict[int, tuple[Status, Mapping[str, str]]] = {}
         self._rows: list[LedgerRow] = []
 
     @contextmanager
@@ -252,29 +276,53 @@ class Ledger:
         finally:
             _CURRENT.reset(token)
 
-    def add(self, phase: str, start: float, end: float, depth: int | None = None) -> None:
+    def add(
+        self,
+        phase: str,
+        start: float,
+        end: float,
+        depth: int | None = None,
+        status: Status = "ok",
+        about: Mapping[str, str] | None = None,
+    ) -> None:
         """Enter a phase timed by other means; `start` and `end` on the perf_counter clock. Feeds no metric."""
         level = self.open if depth is None else depth
         if level == 0:
             self._covered += end - start
         if len(self._timed) < MAX_ROWS:
+            if about is not None or status != "ok":
+                self._marked[len(self._timed)] = (status, about or {})
             self._timed.append((phase, level, start, end))
         else:
             self.dropped_rows += 1
 
+    @property
+    def kept_rows(self) -> int:
+        """How many finished phases it has."""
+        return len(self._timed)
+
     def rows(self) -> list[LedgerRow]:
         """The finished phases by start, an outer phase before those inside it. The rows are the ledger's own."""
-        # Each row is built once for history, frame, log and verdict: building them for each cost more than the timing.
-        for phase, depth, start, end in self._timed[len(self._rows) :]:
-            start_ms, ms = _milliseconds(start - self.started), _milliseconds(end - start)
-            self._rows.append({"phase": phase, "depth": depth, "start_ms": start_ms, "ms": ms})
-        rows = sorted(self._rows, key=_START_AND_DEPTH)
+        rows = sorted(self._built(), key=_START_AND_DEPTH)
         if self._numbered:
             counts = dict.fromkeys(self._numbered, 0)
             for row in rows:
                 if (name := row["phase"]) in counts:
                     row["call"] = counts[name] = counts[name] + 1
         return rows
+
+    def ended(self) -> list[Ended]:
+        """`rows()` with what they do not say."""
+        rows, marked = self._built(), self._marked
+        order = sorted([(row["start_ms"], row["depth"], place) for place, row in enumerate(rows)])
+        return [Ended(rows[place], *marked[place]) if place in marked else Ended(rows[place]) for *_, place in order]
+
+    def _built(self) -> list[LedgerRow]:
+        # Each row is built once for history, frame, log and verdict: building them for each cost more than the timing.
+        for phase, depth, start, end in self._timed[len(self._rows) :]:
+            start_ms, ms = _milliseconds(start - self.started), _milliseconds(end - start)
+            self._rows.append({"phase": phase, "depth": depth, "start_ms": start_ms, "ms": ms})
+        return self._rows
 
     @contextmanager
     def name_gaps(self, name: str) -> Iterator[None]:
@@ -312,10 +360,10 @@ def ledger_in(context: Context | None) -> Ledger | None:
     return None if context is None else context.get(_CURRENT)
 
 
-def phase(name: str) -> "PhaseTimer | nullcontext[None]":
+def phase(name: str, about: Mapping[str, str] | None = None) -> "PhaseTimer | nullcontext[None]":
     """Time a step of the current turn: `with phase("vector_search"): …`. Does nothing where no turn is current."""
     ledger = _CURRENT.get()
-    return _NOTHING if ledger is None else ledger.kpi.phase(name)
+    return _NOTHING if ledger is None else ledger.kpi.phase(name, about)
 
 
 class PhaseTimer:
@@ -324,11 +372,17 @@ class PhaseTimer:
     For one use: a new one for each entry, from `Kpi.phase`.
     """
 
-    __slots__ = ("_depth", "_ledger", "_name", "_outer", "_series", "_start", "_timeouts")
+    __slots__ = ("_about", "_depth", "_ledger", "_name", "_outer", "_series", "_start", "_timeouts")
 
     def __init__(
-        self, name: str, series: _Series, ledger: Ledger | None, timeouts: tuple[type[BaseException], ...]
+        self,
+        name: str,
+        series: _Series,
+        ledger: Ledger | None,
+        timeouts: tuple[type[BaseException], ...],
+        about: Mapping[str, str] | None = None,
     ) -> None:
+        self._about = about
         self._name = name
         self._series = series
         self._ledger = ledger
@@ -349,16 +403,18 @@ class PhaseTimer:
         end = perf_counter()
         start = self._start
         observe = self._series.ok
+        status: Status = "ok"
         if exc_type is None and observe is not None:
             observe(end - start)
         else:
-            self._series.timer(_status(exc_type, self._timeouts)).observe_seconds(end - start)
+            status = _status(exc_type, self._timeouts)
+            self._series.timer(status).observe_seconds(end - start)
         ledger = self._ledger
         if ledger is not None:
             ledger.open = still_open = ledger.open - 1
             # Tasks of one turn may end in another order than they began: the closed phase need not be the current one.
             ledger.current = self._outer if still_open else None
-            ledger.add(self._name, start, end, self._depth)
+            ledger.add(self._name, start, end, self._depth, status, self._about)
 
 
 def _status(exc_type: type[BaseException] | None, timeouts: tuple[type[BaseException], ...]) -> Status:
@@ -440,13 +496,14 @@ class Kpi:
         self.register_phase(name)
         return True
 
-    def phase(self, name: str) -> PhaseTimer:
+    def phase(self, name: str, about: Mapping[str, str] | None = None) -> PhaseTimer:
         """Time a step: `with kpi.phase("history_restore"): …`. An unregistered name counts as `other`.
 
+        `about` is what a trace says of it beyond its name: attributes that hold nothing of what a person wrote.
         Feeds the rollup `app.phase_latency_ms|phase=…`, `app_phase_latency_seconds` and the current turn's ledger.
         A deadline belongs inside the block: outside it, asyncio cancels the block, and that is its status.
         """
-        return PhaseTimer(name, self._series.get(name) or self._other, _CURRENT.get(), self._timeouts)
+        return PhaseTimer(name, self._series.get(name) or self._other, _CURRENT.get(), self._timeouts, about)
 
     def record_phase(self, name: str, seconds: float, status: Status = "ok") -> None:
         """Enter a phase timed by other means, in the rollup and the histogram but in no ledger."""

@@ -9,7 +9,8 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
@@ -39,6 +40,18 @@ def test_the_compatible_histogram_is_the_other_in_milliseconds_over_all_statuses
     counts = [value("app_phase_latency_ms_bucket", le=f"{bound}.0", **labels) for bound in LEGACY_BUCKETS]
     assert counts == [1] * 9 + [2] * 5
     assert value("app_phase_latency_ms_bucket", le="+Inf", **labels) == 3
+
+
+def test_what_became_a_trace_leads_to_it_from_its_bucket(kpi: Kpi) -> None:
+    histogram = Histogram("app_turn_seconds", "Turns.", ["agent"], buckets=(1.0, 5.0), registry=kpi.registry)
+    seconds = kpi.seconds("app.turn_latency_ms", histogram.labels("Georges"))
+    seconds.observe(0.5)
+    seconds.observe_traced(3.0, "4bf92f3577b34da6a3ce929d0e0e4736")
+    text = openmetrics.generate_latest(kpi.registry).decode()
+    (line,) = [line for line in text.splitlines() if "trace_id" in line]
+    assert line.startswith('app_turn_seconds_bucket{agent="Georges",le="5.0"} 2.0 # ')
+    assert '{trace_id="4bf92f3577b34da6a3ce929d0e0e4736"} 3.0' in line
+    assert kpi.timers["app.turn_latency_ms"].rollup.seen() is not None
 
 
 def test_without_compatible_names_only_the_standard_ones_stand() -> None:
