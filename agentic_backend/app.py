@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -72,6 +72,7 @@ from agentic_backend.wiring import (
     make_task_writer,
     make_title_writer,
     make_toolbox,
+    make_tracer,
     operator_roles,
     public_settings,
     share_limits,
@@ -88,6 +89,9 @@ from backend_kit.db.audit import AuditLog
 from backend_kit.http import Cost, ServeSettings, health_paths, serve
 from backend_kit.kpi import Kpi, KpiRuntime
 from backend_kit.service import Identify, Service
+
+if TYPE_CHECKING:
+    from agentic_backend.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +125,8 @@ class Registries:
     registry: TurnRegistry
     unkept: TurnRegistry
     baseline: TurnRegistry
+    tracer: "Tracer | None" = None
+    """What makes traces of turns that have ended."""
 
     @property
     def registries(self) -> tuple[TurnRegistry, ...]:
@@ -294,7 +300,7 @@ class AgenticService(Service[AgenticSettings, State]):
         groups = make_groups(settings, models, metrics)
         kit = await self._make_kit(groups, knowledge, tasks, metrics, stack)
         catalog = await self._make_catalog(kit, metrics, persistence, stack)
-        turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics, audit)
+        turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics, audit, stack)
         hub = self._make_hub(metrics, turns, fleet)
         sessions = make_sessions(settings, persistence, turns.registry, metrics)
         chat = ChatServices(
@@ -373,13 +379,15 @@ class AgenticService(Service[AgenticSettings, State]):
         kpi: Kpi,
         metrics: AgenticMetrics,
         audit: AuditLog,
+        stack: AsyncExitStack,
     ) -> Registries:
         """What runs turns: one registry for those that are kept, and two for those that leave nothing."""
         settings, parts = self._settings, self._parts
         admission = Admission(turn_limits(settings), metrics.limit_hit)
         windows = Windows()
+        tracer = make_tracer(settings, metrics, stack)
         TurnQuantiles(windows, self._registry)
-        reports = TurnReports(kpi, metrics, windows)
+        reports = TurnReports(kpi, metrics, windows, tracer=tracer)
         runner = TurnRunner(
             store=persistence.store,
             log=persistence.log,
@@ -403,7 +411,7 @@ class AgenticService(Service[AgenticSettings, State]):
             return unkept_turns(agents, admission, metrics, kpi, reports, tasks, turn_s, name=name)
 
         return Registries(
-            admission, windows, registry, unkept(catalog, "unkept"), unkept(parts.direct(kit), "baseline")
+            admission, windows, registry, unkept(catalog, "unkept"), unkept(parts.direct(kit), "baseline"), tracer
         )
 
     def _start(self, state: State, stack: AsyncExitStack) -> None:
@@ -411,6 +419,8 @@ class AgenticService(Service[AgenticSettings, State]):
         tasks, persistence, windows = state.tasks, state.persistence, state.turns.windows
         self._start_tasks(tasks, stack)
         state.audit.start(tasks)
+        if state.turns.tracer is not None:
+            state.turns.tracer.exporter.start(tasks)
         look_again_for_missing(persistence, state.registry)
         persistence.start()
         cut_off = persistence.log if state.fleet is None else state.fleet.takeover

@@ -54,6 +54,7 @@ class AgenticMetrics(ServiceMetrics):
         self._compatible()
         self._retention()
         self._replication()
+        self._traces()
 
     def _turns(self) -> None:
         # What users wait for has fine buckets. Turns last from a cached refusal to their deadline (120 s).
@@ -425,6 +426,20 @@ class AgenticMetrics(ServiceMetrics):
         )
         for unknown in (self.postgres_unreplicated, self.postgres_standby_lag):
             unknown.set(math.nan)
+
+    def _traces(self) -> None:
+        self.trace_spans_sent: Counter = self._kpi.counter(
+            "trace_spans_sent",
+            PrometheusCounter(
+                "app_trace_spans_sent_total", "Spans that the OTLP endpoint has taken.", registry=self._registry
+            ),
+        )
+        self.trace_spans_dropped: Labelled[Counter] = self._counters(
+            "app_trace_spans_dropped_total",
+            "Spans of finished turns that were not delivered.",
+            ["reason"],
+            "trace_spans_dropped",
+        )
 
     def limit_hit(self, limit: str) -> None:
         """Count a rejection by a limit."""

@@ -1,12 +1,14 @@
 """Settings of the agentic service: one frozen object, read once at start (docs/configuration.md lists every key)."""
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import unquote
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
 
 from agentic_backend.langgraph_json import read_langgraph_json
 from backend_kit.settings import (
@@ -935,6 +937,124 @@ class Doors(Section):
     """Seconds for a turn that a client runs in the background, in place of `deadlines.turn_s`."""
 
 
+def _number(value: Any) -> Any:
+    """What a variable says as a number; anything else is left to the check of the type."""
+    if not isinstance(value, str):
+        return value
+    return int(value) if re.fullmatch(r"\d{1,9}", value) else float(value) if _DECIMAL.fullmatch(value) else value
+
+
+def _otlp_protocol(value: str) -> str:
+    if value != OTLP_PROTOCOL:
+        raise SettingsRefused(f"must be {OTLP_PROTOCOL}, which is all that is sent here")
+    return value
+
+
+OTLP_PROTOCOL: Final = "http/protobuf"
+Sampler = Literal[
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+]
+"""The samplers of OTEL_TRACES_SAMPLER that need no server."""
+_DECIMAL: Final = re.compile(r"\d{0,9}\.\d{1,9}")
+_Whole = Annotated[int, Field(ge=1, le=10_000_000), BeforeValidator(_number)]
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    """`key=value` with commas between, values percent-encoded, as OpenTelemetry writes headers and attributes. Raises
+    `SettingsRefused`."""
+    pairs: dict[str, str] = {}
+    for entry in text.split(","):
+        name, equals, value = entry.partition("=")
+        if not entry.strip():
+            continue
+        if not equals or not name.strip():
+            raise SettingsRefused("must be key=value, several of them with commas between")
+        pairs[unquote(name.strip())] = unquote(value.strip())
+    return pairs
+
+
+def _header_pairs(value: SecretStr) -> SecretStr:
+    for name, text in pairs_of(value.get_secret_value()).items():
+        if not (_HEADER_NAME.fullmatch(name) and _HEADER_TEXT.fullmatch(text)):
+            raise SettingsRefused("must be headers: a name of letters, digits and dashes, a value of visible ASCII")
+    return value
+
+
+def _attribute_pairs(value: str) -> str:
+    pairs_of(value)
+    return value
+
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,128}")
+_HEADER_TEXT: Final = re.compile(r"[\x20-\x7e]{0,8192}")
+
+
+class TracingSettings(Section):
+    """Turns as traces of OpenTelemetry, sent to an OTLP endpoint when they have ended. Without an endpoint nothing is
+    sent, and nothing of it is loaded. The standard variables of OpenTelemetry set what they name."""
+
+    endpoint: HttpUrl | None = None
+    """Base address of the OTLP/HTTP endpoint, to which `/v1/traces` is added; none = no traces."""
+    traces_endpoint: HttpUrl | None = None
+    """Whole address for traces, in place of the one that `endpoint` gives."""
+    protocol: Annotated[str, AfterValidator(_otlp_protocol)] = OTLP_PROTOCOL
+    """Protocol of the endpoint: `http/protobuf`, and no other."""
+    headers: Annotated[SecretStr, AfterValidator(_header_pairs)] | None = None
+    """Headers of each request, as `name=value` with commas between, values percent-encoded; usually credentials."""
+    compression: Literal["none", "gzip"] = "none"
+    """Encoding of what is sent."""
+    timeout_ms: _Whole = 10_000
+    """Milliseconds for one request, its answer included."""
+    exporter: Literal["otlp", "none"] = "otlp"
+    """`none` = no traces, whatever else is set."""
+    disabled: Annotated[bool, BeforeValidator(lambda value: value == "true" if isinstance(value, str) else value)] = (
+        False
+    )
+    """No traces, whatever else is set."""
+    service_name: Text = "turnwise-agentic"
+    """Name of the service in traces (`service.name`)."""
+    resource_attributes: Annotated[str, AfterValidator(_attribute_pairs)] = ""
+    """Further attributes of the service, such as `deployment.environment.name=test`, as `headers` are written."""
+    sampler: Sampler = "parentbased_always_on"
+    """Which turns become traces: all, none, or a share; `parentbased_` = as the `traceparent` of the ask says, where it
+    came with one. What goes out with the turn's calls says the same."""
+    sampler_arg: Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)] = 1.0
+    """Share of traces that `traceidratio` takes, 0 to 1."""
+    errors: bool = True
+    """Whether failed turns become traces whatever the sampler says."""
+    slow_ms: Annotated[float, Field(ge=0)] = 0
+    """Milliseconds from which on a turn becomes a trace whatever the sampler says; 0 = none for its length."""
+    content: bool = False
+    """Whether the question and the answer are in the trace: what people write and read, in the hands of whoever reads
+    traces."""
+    user_id: Literal["hashed", "plain", "none"] = "hashed"
+    """How users are named: by a hash of their id, which whoever knows the id can compute, by the id itself, or not."""
+    max_queue_size: _Whole = 2048
+    """Spans that wait to be sent; those of further turns are dropped and counted. A turn has about a dozen."""
+    max_export_batch_size: _Whole = 512
+    """Spans in one request; a turn's are never parted."""
+    schedule_delay_ms: _Whole = 5_000
+    """Milliseconds that spans wait for others, where they are less than a batch."""
+    callbacks: Annotated[tuple[Text, ...], Listed] = ()
+    """Callback handlers of LangChain, each `package.module:Class`, made without arguments at the start; they hear of
+    every step of every agent, independent of the endpoint. Agents then run through LangChain's engine and callbacks,
+    token by token, which costs several times the CPU."""
+
+    @property
+    def url(self) -> str | None:
+        """Where traces go; None where there are none."""
+        if self.disabled or self.exporter == "none":
+            return None
+        if self.traces_endpoint is not None:
+            return self.traces_endpoint
+        return None if self.endpoint is None else f"{self.endpoint}/v1/traces"
+
+
 class AgenticSettings(ServiceSettings):
     """The whole configuration of the agentic service."""
 
@@ -948,6 +1068,26 @@ class AgenticSettings(ServiceSettings):
         "TURNWISE_REDIS_SENTINEL_PASSWORD": ("fleet.redis.sentinel_password",),
         "TURNWISE_SPOOL_DIR": ("persistence.spool_dir",),
         "OPENAI_BASE_URL": ("ai.default_chat_model.settings.base_url", "ai.default_language_model.settings.base_url"),
+        "OTEL_SDK_DISABLED": ("tracing.disabled",),
+        "OTEL_TRACES_EXPORTER": ("tracing.exporter",),
+        "OTEL_SERVICE_NAME": ("tracing.service_name",),
+        "OTEL_RESOURCE_ATTRIBUTES": ("tracing.resource_attributes",),
+        "OTEL_TRACES_SAMPLER": ("tracing.sampler",),
+        "OTEL_TRACES_SAMPLER_ARG": ("tracing.sampler_arg",),
+        "OTEL_BSP_MAX_QUEUE_SIZE": ("tracing.max_queue_size",),
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": ("tracing.max_export_batch_size",),
+        "OTEL_BSP_SCHEDULE_DELAY": ("tracing.schedule_delay_ms",),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": ("tracing.endpoint",),
+        "OTEL_EXPORTER_OTLP_PROTOCOL": ("tracing.protocol",),
+        "OTEL_EXPORTER_OTLP_HEADERS": ("tracing.headers",),
+        "OTEL_EXPORTER_OTLP_COMPRESSION": ("tracing.compression",),
+        "OTEL_EXPORTER_OTLP_TIMEOUT": ("tracing.timeout_ms",),
+        # Later ones win: those for traces alone.
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ("tracing.traces_endpoint",),
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": ("tracing.protocol",),
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": ("tracing.headers",),
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": ("tracing.compression",),
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": ("tracing.timeout_ms",),
     }
 
     renamed_keys: ClassVar[dict[str, str]] = {
@@ -974,6 +1114,7 @@ class AgenticSettings(ServiceSettings):
     server: Server = Server()
     history: HistorySettings = HistorySettings()
     doors: Doors = Doors()
+    tracing: TracingSettings = TracingSettings()
 
     def of_worker(self, number: int) -> "AgenticSettings":
         """The settings of one of several workers, from 0: with a metrics port and a spool of its own. The first one has

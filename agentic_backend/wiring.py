@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from starlette.routing import BaseRoute
 
 from agentic_backend.agent import AgentKit, Catalog, Hosting, TaskWriter, TitleWriter
+from agentic_backend.agent.callback_handlers import load_handlers
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
 from agentic_backend.agent.hosted.check import prepare_imports
@@ -42,14 +45,17 @@ from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
-from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel
+from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel, pairs_of
 from agentic_backend.surfaces.services import DoorServices, Entrance
 from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.auth import ApiKeys
+from backend_kit.client.connections import Connections
+from backend_kit.client.json_client import JsonClient
 from backend_kit.kpi import Kpi
 
 if TYPE_CHECKING:
     from agentic_backend.agent.mcp import McpToolbox
+    from agentic_backend.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +144,44 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_
         url, deadline_s, connect_s=timeout.connect, read_s=timeout.read, one_user=not settings.security.user.enabled
     )
     return KnowledgeClient(endpoint, metrics)
+
+
+def make_tracer(settings: AgenticSettings, metrics: AgenticMetrics, stack: AsyncExitStack) -> "Tracer | None":
+    """What makes traces of turns, None without an endpoint: then nothing of it is imported. On the running loop;
+    `stack` ends it."""
+    tracing = settings.tracing
+    if tracing.url is None:
+        return None
+    from agentic_backend.tracing.exporter import ExportRules, TraceExporter
+    from agentic_backend.tracing.sampling import Sampling
+    from agentic_backend.tracing.spans import SpanEncoder
+    from agentic_backend.tracing.tracer import Tracer
+
+    timeout_s = tracing.timeout_ms / 1e3
+    rules = ExportRules(
+        tracing.url,
+        {} if tracing.headers is None else pairs_of(tracing.headers.get_secret_value()),
+        tracing.compression == "gzip",
+        timeout_s,
+        tracing.max_queue_size,
+        min(tracing.max_export_batch_size, tracing.max_queue_size),
+        tracing.schedule_delay_ms / 1e3,
+    )
+    client = JsonClient(Connections(max_connections=1, connect_s=min(timeout_s, 5.0), read_s=timeout_s))
+    resource = {
+        "service.version": version("turnwise"),
+        "service.instance.id": str(uuid4()),
+        **pairs_of(tracing.resource_attributes),
+    }
+    if "service_name" in tracing.model_fields_set or "service.name" not in resource:
+        resource["service.name"] = tracing.service_name
+    exporter = TraceExporter(rules, client, metrics)
+    stack.push_async_callback(exporter.aclose)
+    return Tracer(
+        Sampling(tracing.sampler, tracing.sampler_arg, tracing.errors, tracing.slow_ms),
+        SpanEncoder(resource, content=tracing.content, user_ids=tracing.user_id),
+        exporter,
+    )
 
 
 def by_user(settings: AgenticSettings, rules: GateRules) -> FairGate:
@@ -235,7 +279,7 @@ def make_catalog(
         max_graphs=settings.ai.max_concurrent_agents,
         on_lookup=lambda hit: metrics.cache_request("graph", hit=hit),
         checkpoints=checkpoints,
-        hosting=Hosting(state, Metered(metrics, settings.ai.prices)),
+        hosting=Hosting(state, Metered(metrics, settings.ai.prices), load_handlers(settings.tracing.callbacks)),
     )
 
 

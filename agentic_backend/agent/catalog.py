@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, get_args
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
@@ -59,10 +60,12 @@ class Agent:
         restart: Restart = "never",
         uses_credentials: bool = True,
         client_tools: bool = False,
+        callbacks: Sequence[BaseCallbackHandler] = (),
     ) -> None:
         """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`.
 
-        A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine. Raises `NotStraight`.
+        A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine, as all are where `callbacks`
+        listen. Raises `NotStraight`.
         """
         self.settings = settings
         self.restart = restart
@@ -70,9 +73,11 @@ class Agent:
         self.client_tools = client_tools
         self._models = models
         self._graph = graph
-        self._straight = StraightGraph(graph) if straight else None
+        self._straight = StraightGraph(graph) if straight and not callbacks else None
         self._recursion_limit = recursion_limit
         self._config: RunnableConfig = {"recursion_limit": recursion_limit}
+        if callbacks:
+            self._config["callbacks"] = list(callbacks)
         self._checkpoints = checkpoints
         self._memory = RunMemory()
         if checkpoints is not None:
@@ -375,6 +380,7 @@ class Catalog:
             restart=entry.restart,
             uses_credentials=entry.uses_credentials,
             client_tools=settings.client_tools,
+            callbacks=self._hosting.callbacks,
         )
 
     def _class_of(self, agent: AgentSettings) -> AgentClass:

@@ -38,6 +38,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentic_backend.agent.mcp_program import McpProgram
 from agentic_backend.agent.toolbox import Offer, Tool, ToolAnswer, ToolCaller
 from agentic_backend.settings import Mcp, McpServer
+from agentic_backend.tracing.names import TOOL, TOOL_SERVER
 from backend_kit.aio import Breaker, TaskRegistry
 from backend_kit.aio.retry import try_again
 from backend_kit.kpi import phase
@@ -173,7 +174,7 @@ class _Server:
             self._observer.tool_called(self.id, name, status, 0.0)
             return _UNREACHABLE
         try:
-            with phase("tool_call"):
+            with phase("tool_call", {TOOL: name, TOOL_SERVER: self.id}):
                 async with asyncio.timeout(self._settings.call_s):
                     result = await self._call(name, arguments, caller)
             verdict = self._breaker.succeeded

@@ -1,6 +1,5 @@
 """What a handshake contains: its token, its Origin and whether that is allowed, its trace, and its user."""
 
-import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from urllib.parse import parse_qsl
@@ -8,6 +7,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import HTTPConnection
 
 from agentic_backend.chat.frames import Asker
+from agentic_backend.tracing.traceparent import HEADER, parse
 from backend_kit.auth import (
     AuthError,
     Credentials,
@@ -23,7 +23,6 @@ from backend_kit.http import page_allowed
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class TokenSource(StrEnum):
@@ -114,6 +113,8 @@ def _query_token(query: bytes) -> str | None:
 
 
 def traceparent_of(connection: HTTPConnection) -> str | None:
-    """The trace (W3C Trace Context) of a request or handshake, for the calls made by its asks."""
-    given: str | None = connection.headers.get("traceparent")
-    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+    """The trace (W3C Trace Context) of a request or handshake, for the calls made by its asks. None without one, and
+    where the standard allows none: for two of them, for example."""
+    given = connection.headers.getlist(HEADER)
+    parent = parse(given[0]) if len(given) == 1 else None
+    return None if parent is None else str(parent)

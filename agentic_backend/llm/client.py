@@ -26,6 +26,7 @@ from agentic_backend.llm.first_token import first_token_within
 from agentic_backend.llm.guard import Guard
 from agentic_backend.llm.observer import LlmObserver
 from agentic_backend.llm.thinking import take_block
+from agentic_backend.tracing.traceparent import trace_headers
 from backend_kit.client.connections import body_of
 from backend_kit.wire import dumps, loads
 
@@ -137,8 +138,9 @@ class CompletionsClient:
         """One attempt up to the headers of a good answer. Raises `AttemptFailed`, `aiohttp.ClientError`, `OSError`."""
         data = body_of(body, self.endpoint.deadlines.write_s)
         # Redirects are not followed: they would carry the prompt to an address that nobody configured.
+        headers = self._headers | trace_headers()
         response = await self._session.post(
-            self._url, data=data, headers=self._headers, allow_redirects=False, timeout=self._timeout
+            self._url, data=data, headers=headers, allow_redirects=False, timeout=self._timeout
         )
         if response.status != 200:
             response.release()

@@ -175,8 +175,13 @@ class TurnRunner:
         `SessionAwaited` where it must be run later.
         """
         ask = turn.ask
-        owner = self._known_agent(ask.agent_id)
-        ledger = Ledger(self._kpi, started=ask.received_at, owner=owner, numbered=NUMBERED)
+        ledger = Ledger(
+            self._kpi,
+            started=ask.received_at,
+            owner=self._known_agent(ask.agent_id),
+            numbered=NUMBERED,
+            traceparent=self._reports.traceparent(ask),
+        )
         with contextlib.ExitStack() as ending:
             ending.enter_context(ledger.activate())
             self._reports.begin(ledger)
@@ -427,7 +432,7 @@ class TurnRunner:
                 self._metrics.user_messages.inc()
             _open(exchange, begun)
             self._log.begin(begun)
-        ending = await self._answer(exchange, prepared)
+        ending = await self._answer(exchange, prepared, ledger.traceparent)
         self._expect_held(prepared.lease)
         turn.settle()
         session, durable = await self._record(exchange, ending, ledger, prepared.lease)
@@ -440,6 +445,7 @@ class TurnRunner:
             exchange.first_token_at,
             exchange.longest_gap_s,
             exchange.deltas,
+            ending.answer.text if ending.answer is not None else exchange.text,
         )
         self._reports.ended(exchange.ask, end, ledger)
         return session
@@ -477,7 +483,7 @@ class TurnRunner:
 
         return guarded
 
-    async def _answer(self, exchange: Exchange, prepared: _Prepared) -> _Ending:
+    async def _answer(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> _Ending:
         """Let the agent answer. Each way to end is a value, so that all are recorded alike.
 
         Raises only `LeaseLost`, where another instance may go on with the turn: then it has not ended.
@@ -495,7 +501,7 @@ class TurnRunner:
             emit=exchange.emit if self._leases is None else self._while_valid(exchange.emit, prepared.lease),
             credentials=ask.credentials,
             request_id=ask.request_id,
-            traceparent=ask.traceparent,
+            traceparent=traceparent,
             resume=_resume(ask, prepared),
             model=prepared.model,
             restarted=exchange.turn.restarted,

@@ -5,16 +5,20 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agentic_backend.agent.hosted import PHASES as HOSTED_PHASES
 from agentic_backend.errors import HistoryUnavailable, Overloaded, StorageFull
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.models import Durability
 from agentic_backend.session.stream import Ask
+from agentic_backend.tracing.turn import TracedTurn
 from agentic_backend.verdict import Windows
 from backend_kit.kpi import Kpi, Ledger, LedgerRow, Spent, Status
 from backend_kit.wire import Code, ServiceError
+
+if TYPE_CHECKING:
+    from agentic_backend.tracing.tracer import Tracer
 
 logger = logging.getLogger("turnwise.turn")
 
@@ -36,7 +40,8 @@ _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a turn that ran ended. Times on the perf_counter clock, gaps in seconds; `deltas` is how many went out."""
+    """How a turn that ran ended. Times on the perf_counter clock, gaps in seconds; `deltas` is how many went out,
+    `answer` the text."""
 
     status: Status
     code: Code | None
@@ -45,15 +50,22 @@ class TurnEnd:
     first_token_at: float | None
     longest_gap_s: float
     deltas: int
+    answer: str = ""
 
 
 class TurnReports:
     """Reports turns, each exactly once, however it ended."""
 
-    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows) -> None:
+    def __init__(self, kpi: Kpi, metrics: AgenticMetrics, windows: Windows, *, tracer: "Tracer | None" = None) -> None:
+        """`tracer` makes traces of turns."""
+        self._tracer = tracer
         self._kpi = kpi
         self._metrics = metrics
         self.windows = windows
+
+    def traceparent(self, ask: Ask) -> str | None:
+        """What the calls of a turn carry: where turns are traced a span of its own, else what came with the ask."""
+        return ask.traceparent if self._tracer is None else self._tracer.begin(ask.traceparent)
 
     def begin(self, ledger: Ledger) -> None:
         """Enter a turn that left the queue of its session; `leave` must follow, however it ends."""
@@ -74,7 +86,11 @@ class TurnReports:
         unattributed_ms = ledger.unattributed_ms(total_s * 1e3)
         first_token_s = None if end.first_token_at is None else end.first_token_at - ask.received_at
         self._kpi.record_phase("stream_total", total_s, end.status)
-        metrics.turn(ledger.owner, end.status).observe(total_s)
+        trace_id = None if self._tracer is None else self._tracer.ended(_traced(ask, end, ledger), total_s, ledger)
+        if trace_id is None:
+            metrics.turn(ledger.owner, end.status).observe(total_s)
+        else:
+            metrics.turn(ledger.owner, end.status).observe_traced(total_s, trace_id)
         metrics.turns(ledger.owner, end.status).inc()
         if end.code is not None:
             metrics.exchange_errors.inc()
@@ -118,6 +134,24 @@ class TurnReports:
         if logger.isEnabledFor(logging.INFO):
             fields = {"status": status, "code": error.code.value, "total_ms": waited_ms}
             logger.info("%s", _line(ask, ledger.owner, fields, ledger.rows()))
+
+
+def _traced(ask: Ask, end: TurnEnd, ledger: Ledger) -> TracedTurn:
+    return TracedTurn(
+        agent_id=ledger.owner,
+        session_id=ask.session_id,
+        user_id=ask.user_id,
+        exchange_id=ask.exchange_id,
+        request_id=ask.request_id,
+        status=end.status,
+        error=end.code.value if end.code is not None else "",
+        durable=end.durable,
+        model=end.model,
+        first_token_ms=None if end.first_token_at is None else (end.first_token_at - ask.received_at) * 1e3,
+        parent=ask.traceparent,
+        question=ask.message,
+        answer=end.answer,
+    )
 
 
 def loggable(text: str) -> str:

@@ -72,6 +72,8 @@ app_sse_streams gauge -
 app_stream_gap_seconds histogram -
 app_stream_hold_seconds gauge -
 app_time_to_first_token_seconds histogram agent
+app_trace_spans_dropped counter reason
+app_trace_spans_sent counter -
 app_tool_call_seconds histogram server,status,tool
 app_task_failures counter task
 app_thread_up gauge thread
@@ -170,6 +172,8 @@ def feed(kpi: Kpi, metrics: AgenticMetrics) -> None:
     metrics.fleet_bus_up.set(1)
     metrics.fleet_bus_s.observe(0.001)
     metrics.fleet_messages("redis").inc()
+    metrics.trace_spans_sent.inc(12)
+    metrics.trace_spans_dropped("queue_full").inc(12)
     metrics.cache_request("graph", hit=True)
     metrics.cache_request("history", hit=False)
     for counter in (metrics.user_messages, metrics.exchange_errors, metrics.rag_searches, metrics.rag_empty_searches):

@@ -7,7 +7,7 @@ import yaml
 from pydantic import SecretStr
 
 from agentic_backend.llm.providers import Models
-from agentic_backend.settings import AgenticSettings, Deadlines, PersistenceSettings
+from agentic_backend.settings import AgenticSettings, Deadlines, PersistenceSettings, pairs_of
 from backend_kit.settings import SettingsError, config_hash, load, usable_cores
 from tests.backend_kit.settings.typos import refusals, typos_in_file
 from ws_bench.fakes.knobs import Knobs, knobs_of
@@ -420,3 +420,70 @@ def test_several_workers_are_several_instances_each_with_its_own_port_and_spool(
 def test_several_workers_that_do_not_know_of_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"persistence\.replicas: app\.workers above 1 needs replicas: many"):
         changed(tmp_path, app={"workers": 2}, persistence={"replicas": "single"})
+
+
+OTEL = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "https://cloud.example/api/public/otel/",
+    "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization=Basic%20{CANARY},x-project-name=turns",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+    "OTEL_SERVICE_NAME": "chat",
+    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,team=a%2Cb",
+    "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+    "OTEL_TRACES_SAMPLER_ARG": "0.25",
+    "OTEL_BSP_MAX_QUEUE_SIZE": "4096",
+    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "256",
+    "OTEL_BSP_SCHEDULE_DELAY": "1000",
+}
+
+
+def test_the_standard_variables_set_where_traces_go_and_which() -> None:
+    tracing = shipped("configuration.yaml", OTEL).tracing
+    assert tracing.url == "https://cloud.example/api/public/otel/v1/traces"
+    assert tracing.headers is not None
+    assert pairs_of(tracing.headers.get_secret_value()) == {
+        "Authorization": f"Basic {CANARY}",
+        "x-project-name": "turns",
+    }
+    assert (tracing.compression, tracing.timeout_ms, tracing.service_name) == ("gzip", 2500, "chat")
+    assert pairs_of(tracing.resource_attributes) == {"deployment.environment.name": "test", "team": "a,b"}
+    assert (tracing.sampler, tracing.sampler_arg) == ("parentbased_traceidratio", 0.25)
+    assert (tracing.max_queue_size, tracing.max_export_batch_size, tracing.schedule_delay_ms) == (4096, 256, 1000)
+    assert CANARY not in f"{tracing!r}{tracing.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    ("more", "url"),
+    [
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://only:4318/here"}, "http://only:4318/here"),
+        ({"OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_SDK_DISABLED": "1"}, "https://cloud.example/api/public/otel/v1/traces"),
+        ({"OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_traces_have_an_address_of_their_own_or_none(more: dict[str, str], url: str | None) -> None:
+    assert shipped("configuration.yaml", OTEL | more).tracing.url == url
+
+
+def test_without_an_endpoint_there_are_no_traces() -> None:
+    assert shipped("configuration.yaml").tracing.url is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "must be http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "must be http/protobuf"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "must be"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.5", "must be at most 1"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", CANARY, "must be key=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", f"a=%0d%0a{CANARY}", "must be headers"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "=x", "must be key=value"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "must be a whole number"),
+    ],
+)
+def test_a_variable_that_cannot_be_followed_is_refused_by_name(name: str, value: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=f"environment variable {name}: .*{reason}") as refused:
+        shipped("configuration.yaml", OTEL | {name: value})
+    assert CANARY not in str(refused.value)

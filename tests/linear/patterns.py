@@ -14,6 +14,7 @@ Hostile = tuple[str, str, str]
 
 _AGENT: Final = "agentic_backend/agent"
 _CHAT: Final = "agentic_backend/chat"
+_TRACING: Final = "agentic_backend/tracing"
 _REST: Final = "agentic_backend/rest"
 _PARSERS: Final = "knowledge_flow_backend/ingest/parsers"
 _SEARCH: Final = "knowledge_flow_backend/search"
@@ -65,7 +66,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_REST}/export.py::_fenced": (("", "a", " "),),
     "backend_kit/wire/fields.py::_NAME": (("", "a", " "),),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
-    f"{_CHAT}/handshake.py::_TRACEPARENT": (("00-", "a", ""), ("", "0", "")),
+    f"{_TRACING}/traceparent.py::_FORM": (("00-", "a", ""), ("", "0", "")),
     "agentic_backend/knowledge/client.py::_TOKEN": (("", "a", "\n"),),
     "agentic_backend/knowledge/client.py::_ID": (("", "a", " "),),
     "agentic_backend/knowledge/client.py::_PART": (
@@ -197,6 +198,10 @@ UNREACHED: Final[dict[str, str]] = {
     f"{_AGENT}/fields.py::_is_text": "the pattern is the agent's author's, the value of one who may change agents",
     f"{_PARSERS}/packages.py::_ENCODING": "is given the first 200 bytes of a part",
     "agentic_backend/agent/hosted/watch.py::_NOT_OF_A_NAME": "names of nodes stand in the code of graphs",
+    "agentic_backend/settings.py::_number": _CONFIGURED,
+    "agentic_backend/settings.py::_DECIMAL": _CONFIGURED,
+    "agentic_backend/settings.py::_HEADER_NAME": _CONFIGURED,
+    "agentic_backend/settings.py::_HEADER_TEXT": _CONFIGURED,
     "agentic_backend/settings.py::AgentSettings": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::OfferedModel": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/settings.py::Ai": f"{_CONFIGURED}; {_RUST}",

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
@@ -51,10 +52,11 @@ _ID_SPACE: Final = UUID("5f1c2b1e-9d0a-5c5b-8a55-5d5e0f6f2a11")
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """What all hosted graphs of a process share: where they keep their state (None: nowhere), and who hears of the
-    calls of their models."""
+    calls of their models. `callbacks` hear every step of every agent of the process."""
 
     state: GraphState | None = None
     observer: LlmObserver = field(default_factory=Unobserved)
+    callbacks: Sequence[BaseCallbackHandler] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class HostedAgent:
         self._loaded = loaded
         self._kit = kit
         self._observer = hosting.observer
+        self._callbacks = hosting.callbacks
         self._saver = StateSaver(hosting.state) if hosting.state is not None else None
         self._store = UserStore(hosting.state) if hosting.state is not None else None
         self._recursion_limit = recursion_limit
@@ -189,7 +192,7 @@ class HostedAgent:
         speech = Speech(run.emit)
         watch = Watch(speech, self._observer, self._names, turn.note_use)
         thread, begin = await self._begin(turn, self._newest(run), config["configurable"], speech)
-        config["callbacks"] = [watch]
+        config["callbacks"] = [watch, *self._callbacks]
         async with self._loaded.for_run(config) as graph:
             self._know_nodes(graph)
             outcome = await self._stream(graph, begin, config, run, watch)

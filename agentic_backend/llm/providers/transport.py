@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import ModuleType
 from typing import Any, Final
 
+from agentic_backend.tracing.traceparent import trace_headers
 from backend_kit.client.connections import Connections
 
 MIB: Final = 1 << 20
@@ -24,7 +25,7 @@ def client_arguments(http: ModuleType, limits: Connections) -> dict[str, Any]:
     prompt to an address that nobody configured. Answers are not compressed, so that their bytes can be counted.
     """
     return {
-        "event_hooks": {"response": [_bounding(http)]},
+        "event_hooks": {"request": [_trace], "response": [_bounding(http)]},
         "follow_redirects": False,
         "headers": {"Accept-Encoding": "identity"},
         "limits": http.Limits(
@@ -39,6 +40,10 @@ def client_arguments(http: ModuleType, limits: Connections) -> dict[str, Any]:
 def timeout_of(http: ModuleType, limits: Connections) -> Any:
     """How long connecting may take, waiting for a connection, and, in between, a read and a write of no byte."""
     return http.Timeout(connect=limits.connect_s, pool=limits.pool_s, read=limits.read_s, write=limits.write_s)
+
+
+async def _trace(request: Any) -> None:
+    request.headers.update(trace_headers())
 
 
 def _bounding(http: ModuleType) -> Callable[[Any], Awaitable[None]]:

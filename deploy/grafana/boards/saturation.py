@@ -270,6 +270,16 @@ def _to_postgres() -> Row:
                 [Target(select("app_clock_difference_seconds"), "{{instance}}")],
                 bound=60,
             ),
+            Panel(
+                "Spans of traces a second",
+                "Sent to the OTLP endpoint, and dropped: an endpoint that is slow or not there costs traces, no turn.",
+                "short",
+                [
+                    Target(rate("app_trace_spans_sent_total", by="job"), "sent"),
+                    Target(rate("app_trace_spans_dropped_total", by="reason"), "dropped: {{reason}}"),
+                ],
+                quiet="without an endpoint for traces there are none",
+            ),
         ],
     )
 

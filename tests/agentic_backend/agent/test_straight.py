@@ -17,6 +17,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command, RetryPolicy
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, plain, rag, tools
+from agentic_backend.agent.callback_handlers import HandlerUnusable, load_handlers
 from agentic_backend.agent.catalog import STRAIGHT
 from agentic_backend.agent.run import AgentState
 from agentic_backend.agent.straight import NotStraight, StraightGraph
@@ -274,6 +275,40 @@ async def test_a_handler_hears_what_it_would_hear_of_the_engine() -> None:
     assert heard[0] == heard[1] == ["Georges", "answer"]
     assert (await agent.run(Turn().run)).text == "said"
     assert by_engine == [True, False]
+
+
+async def test_a_configured_handler_hears_every_run() -> None:
+    handler = Watcher()
+    graph = StateGraph(AgentState, context_schema=AgentRun)
+
+    async def answer(_state: AgentState) -> AgentState:
+        return {"answer": AgentAnswer("said")}
+
+    graph.add_node("answer", answer)
+    graph.add_edge(START, "answer")
+    agent = Agent(settings_for(), graph.compile(name="Georges"), 40, straight=True, callbacks=[handler])
+    assert (await agent.run(Turn().run)).text == "said"
+    assert handler.began == ["Georges", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("langchain_core.callbacks", "must be package.module:Class"),
+        ("no_such_module:Handler", "ModuleNotFoundError"),
+        ("langchain_core.callbacks:NoSuchHandler", "AttributeError"),
+        ("collections:OrderedDict", "makes no BaseCallbackHandler"),
+        ("pathlib:PurePath.x", "AttributeError"),
+    ],
+)
+def test_a_handler_that_cannot_be_made_is_named(path: str, reason: str) -> None:
+    with pytest.raises(HandlerUnusable, match=f"tracing.callbacks: {path} .*{reason}"):
+        load_handlers((path,))
+
+
+def test_a_handler_is_made_of_its_class() -> None:
+    (made,) = load_handlers(("langchain_core.callbacks:StdOutCallbackHandler",))
+    assert type(made).__name__ == "StdOutCallbackHandler"
 
 
 def test_an_agent_of_ours_that_is_not_straight_does_not_compile() -> None:

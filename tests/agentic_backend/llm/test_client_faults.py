@@ -18,6 +18,7 @@ from agentic_backend.llm.endpoint import endpoint_of
 from agentic_backend.llm.failures import AttemptFailed
 from backend_kit.aio.retry import Retries
 from backend_kit.client.connections import Connections
+from backend_kit.kpi import Kpi, Ledger
 from tests.agentic_backend.llm.conftest import Watched
 from tests.agentic_backend.llm.scripted import (
     DONE,
@@ -84,6 +85,15 @@ async def test_a_good_stream_is_observed(pool: ModelPool, watched: Watched) -> N
     assert (watched.first_chunks, watched.requests, watched.tokens) == (["m"], [("m", "ok")], [("m", 3, 2)])
     assert model.requests[0].headers["authorization"] == f"Bearer {KEY}"
     assert model.requests[0].body["stream_options"] == {"include_usage": True}
+    assert "traceparent" not in model.requests[0].headers
+
+
+async def test_a_turn_s_call_carries_its_trace(pool: ModelPool, kpi: Kpi) -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with scripted(GOOD) as model:
+        with Ledger(kpi, traceparent=trace).activate():
+            await ask(pool, model.base_url)
+    assert model.requests[0].headers["traceparent"] == trace
 
 
 @pytest.mark.parametrize("fault", [status(429), status(429, "Retry-After: 0"), status(500), status(502), status(503)])

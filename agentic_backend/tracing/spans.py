@@ -1,0 +1,251 @@
+"""Encodes the ledger of an ended turn as OTLP: one span for the turn, one for each row, no clock read in between.
+
+Starts and lengths are those of the rows, in whole microseconds; the turn's arrival is put on the wall clock once.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
+
+from agentic_backend.tracing import names
+from agentic_backend.tracing.names import Operation
+from agentic_backend.tracing.traceparent import TraceParent
+from agentic_backend.tracing.turn import TracedTurn
+from backend_kit.kpi import Ended, Ledger, Spent
+from backend_kit.wire import dumps
+
+UserIds = Literal["hashed", "plain", "none"]
+_CONTENT_CHARS: Final = 32_768
+_TEMPLATES: Final = 512
+_SLACK_MS: Final = 0.002
+"""By which rows may stick out of the phase around them: each of their times is rounded to a microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a turn is in its trace and in time: its span, that of who asked, its arrival in Unix time, its length."""
+
+    span: TraceParent
+    parent: TraceParent | None
+    began_ns: int
+    total_ms: float
+
+
+class SpanEncoder:
+    """Encodes turns. `content`: whether questions and answers are sent; `user_ids` is how users are named."""
+
+    def __init__(self, resource: Mapping[str, str], *, content: bool = False, user_ids: UserIds = "hashed") -> None:
+        head = ResourceSpans(schema_url=names.SCHEMA_URL)
+        _fill(head.resource.attributes, resource)
+        scope = head.scope_spans.add(schema_url=names.SCHEMA_URL).scope
+        scope.name = names.SCOPE
+        self._head = head.SerializeToString()
+        self._content = content
+        self._user_ids = user_ids
+
+    def encode(self, turn: TracedTurn, when: Moment, ledger: Ledger) -> tuple[bytes, int]:
+        """An export request with the spans of one turn, and how many they are. Requests one after the other are one
+        request, as all messages of protobuf."""
+        rows = ledger.ended()
+        request = ExportTraceServiceRequest()
+        head = request.resource_spans.add()
+        head.MergeFromString(self._head)
+        spans = head.scope_spans[0].spans
+        trace_id = bytes.fromhex(when.span.trace_id)
+        root_id = bytes.fromhex(when.span.span_id)
+        ids = secrets.token_bytes(8 * len(rows))
+        began_us = when.began_ns // 1000
+        uses, rest = uses_of(rows, ledger.spent, ledger.started)
+        root = spans.add()
+        root.MergeFrom(self._root(turn, ledger, when.total_ms, rest))
+        _place(root, trace_id, root_id, began_us, 0.0, when.total_ms)
+        if when.parent is not None:
+            root.parent_span_id = bytes.fromhex(when.parent.span_id)
+        for place, (ended, parent) in enumerate(zip(rows, parents_of(rows), strict=True)):
+            row, status, about = ended
+            span = spans.add()
+            use = uses.get(place)
+            if use is None and not about and status == "ok":
+                span.MergeFromString(_template(row["phase"], turn.model))
+            else:
+                span.MergeFrom(_row_span(ended, use, turn.model))
+            _place(span, trace_id, ids[8 * place : 8 * place + 8], began_us, row["start_ms"], row["ms"])
+            span.parent_span_id = root_id if parent is None else ids[8 * parent : 8 * parent + 8]
+        return request.SerializeToString(), len(rows) + 1
+
+    def _root(self, turn: TracedTurn, ledger: Ledger, total_ms: float, rest: Sequence[Spent]) -> Span:
+        about: dict[str, Any] = {
+            names.OPERATION: names.INVOKE_AGENT.name,
+            names.AGENT_ID: turn.agent_id,
+            names.AGENT_NAME: turn.agent_id,
+            names.CONVERSATION: turn.session_id,
+            names.SESSION: turn.session_id,
+            names.EXCHANGE: turn.exchange_id,
+            names.REQUEST: turn.request_id,
+            names.STATUS: turn.status,
+            names.DURABLE: turn.durable,
+            names.UNATTRIBUTED_MS: round(ledger.unattributed_ms(total_ms), 3),
+            **_used(rest),
+        }
+        if (user := user_name(turn.user_id, self._user_ids)) is not None:
+            about[names.USER] = user
+        if turn.first_token_ms is not None:
+            about[names.TTFT_MS] = round(turn.first_token_ms, 3)
+        if ledger.dropped_rows:
+            about[names.DROPPED_ROWS] = ledger.dropped_rows
+        if turn.failed:
+            about[names.ERROR] = turn.error or turn.status
+        if self._content:
+            about[names.INPUT] = _message("user", turn.question)
+            about[names.OUTPUT] = _message("assistant", turn.answer)
+        name = f"{names.INVOKE_AGENT.name} {turn.agent_id}"
+        return _span(name, about, remote=False, failed=turn.failed)
+
+
+def user_name(user_id: str, how: UserIds) -> str | None:
+    """What stands for a user: a name of 32 hex digits that is the same in each trace, their id, or nothing."""
+    if how == "none":
+        return None
+    return user_id if how == "plain" else hashlib.sha256(b"turnwise user " + user_id.encode()).hexdigest()[:32]
+
+
+def parents_of(rows: Sequence[Ended]) -> list[int | None]:
+    """For each row, by start, the place of the row around it; None for the turn.
+
+    A ledger knows how many phases were open when one began, not which of them it belongs to: that is the innermost that
+    was open for all of its time. Calls that ran side by side hold nothing of one another.
+    """
+    parents: list[int | None] = []
+    running: list[tuple[float, int, Operation | None, int]] = []
+    for place, (row, _, _) in enumerate(rows):
+        start_ms, depth = row["start_ms"], row["depth"]
+        end_ms = start_ms + row["ms"]
+        operation = names.OPERATIONS.get(row["phase"])
+        while running and running[-1][0] + _SLACK_MS < start_ms:
+            running.pop()
+        parent = None
+        for outer_end_ms, outer_depth, outer_operation, outer in reversed(running):
+            beside = operation is not None and operation.alone and outer_operation is operation
+            if outer_depth < depth and outer_end_ms + _SLACK_MS >= end_ms and not beside:
+                parent = outer
+                break
+        parents.append(parent)
+        running.append((end_ms, depth, operation, place))
+    return parents
+
+
+def uses_of(rows: Sequence[Ended], spent: Sequence[Spent], started: float) -> tuple[dict[int, Spent], list[Spent]]:
+    """What each model call took, by the place of its row, and what belongs to no row.
+
+    A call tells its tokens just before its phase ends: they are those of the first call to end after that.
+    """
+    calls = [
+        (row["start_ms"] + row["ms"], row["start_ms"], place)
+        for place, (row, _, _) in enumerate(rows)
+        if names.OPERATIONS.get(row["phase"]) is names.CHAT
+    ]
+    calls.sort()
+    found: dict[int, Spent] = {}
+    rest: list[Spent] = []
+    for one in spent:
+        at_ms = (one.at - started) * 1e3
+        fitting = (
+            place
+            for end_ms, start_ms, place in calls
+            if place not in found and start_ms - _SLACK_MS <= at_ms <= end_ms + _SLACK_MS
+        )
+        place = next(fitting, None)
+        if place is None:
+            rest.append(one)
+        else:
+            found[place] = one
+    return found, rest
+
+
+@lru_cache(_TEMPLATES)
+def _template(phase: str, model: str) -> bytes:
+    """A span of a phase of which nothing is known but its name, without its ids and times."""
+    span = _row_span(Ended({"phase": phase, "depth": 0, "start_ms": 0.0, "ms": 0.0}), None, model)
+    encoded: bytes = span.SerializeToString()
+    return encoded
+
+
+def _row_span(ended: Ended, use: Spent | None, model: str) -> Span:
+    row, status, given = ended
+    phase = row["phase"]
+    operation = names.OPERATIONS.get(phase)
+    about: dict[str, Any] = {names.LEDGER_PHASE: phase}
+    if operation is not None:
+        about[names.OPERATION] = operation.name
+    if operation is names.CHAT and (called := use.model if use is not None else model):
+        about[names.MODEL] = called
+    if use is not None:
+        about |= _used([use])
+    about |= given
+    failed = status in ("error", "timeout")
+    if failed:
+        about[names.ERROR] = status
+    subject = "" if operation is None else about.get(operation.subject, "")
+    name = phase if operation is None else f"{operation.name} {subject}".rstrip()
+    remote = phase in names.REMOTE or (operation is not None and operation.remote)
+    return _span(name, about, remote=remote, failed=failed)
+
+
+def _span(name: str, about: Mapping[str, Any], *, remote: bool, failed: bool) -> Span:
+    span = Span(name=name, kind=Span.SPAN_KIND_CLIENT if remote else Span.SPAN_KIND_INTERNAL)
+    _fill(span.attributes, about)
+    if failed:
+        span.status.code = Status.STATUS_CODE_ERROR
+        span.status.message = str(about.get(names.ERROR, ""))
+    return span
+
+
+def _place(span: Span, trace_id: bytes, span_id: bytes, began_us: int, start_ms: float, ms: float) -> None:
+    span.trace_id = trace_id
+    span.span_id = span_id
+    start_us = began_us + int(start_ms * 1e3 + 0.5)
+    span.start_time_unix_nano = start_us * 1000
+    span.end_time_unix_nano = (start_us + int(ms * 1e3 + 0.5)) * 1000
+
+
+def _used(spent: Sequence[Spent]) -> dict[str, Any]:
+    """What model calls took; empty where none told it."""
+    if not spent:
+        return {}
+    used: dict[str, Any] = {
+        names.INPUT_TOKENS: sum(one.input_tokens for one in spent),
+        names.OUTPUT_TOKENS: sum(one.output_tokens for one in spent),
+    }
+    more = {
+        names.CACHED_TOKENS: sum(one.cached_tokens for one in spent),
+        names.REASONING_TOKENS: sum(one.reasoning_tokens for one in spent),
+        names.COST: float(sum(one.cost for one in spent)),
+    }
+    return used | {name: amount for name, amount in more.items() if amount}
+
+
+def _message(role: str, text: str) -> str:
+    shown = text if len(text) <= _CONTENT_CHARS else text[:_CONTENT_CHARS] + "…"
+    return dumps([{"role": role, "parts": [{"type": "text", "content": shown}]}]).decode()
+
+
+def _fill(attributes: Any, about: Mapping[str, Any]) -> None:
+    """Add attributes to a repeated field of them."""
+    for key, given in about.items():
+        one = attributes.add()
+        one.key = key
+        if isinstance(given, str):
+            try:
+                one.value.string_value = given
+            except UnicodeEncodeError:  # half of a pair, as JSON can have it
+                one.value.string_value = given.encode("utf-8", "replace").decode()
+        elif isinstance(given, float):
+            one.value.double_value = given
+        else:
+            one.value.int_value = given
