@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale doors-clients profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale bench-tracing doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,8 +101,14 @@ bench-doors: ## CPU of a turn through each door beside the native WebSocket; ARG
 bench-scale: ## what bounds 1 to 1,000 workers, computed from measured parts, in two minutes; ARGS=--twice compares two runs
 	@$(PYTHON) -m tests.bench.scale $(ARGS)
 
+bench-tracing: ## what traces of turns cost: sent to a collector, to nobody, and none
+	@$(PYTHON) -m tests.bench.tracing $(ARGS)
+
 doors-clients: ## LiteLLM's proxy, llm and the MCP inspector at our doors, unmodified; ARGS="--only llm"
 	@$(PYTHON) -m tests.doors.clients $(ARGS)
+
+phoenix: ## a turn of Rico in Arize Phoenix, its spans against the turn's ledger; the first run downloads 500 MB
+	@$(PYTHON) -m tests.phoenix $(ARGS)
 
 profile: ## where the CPU of a turn goes: flame graph profile.svg and tables, by phase and library
 	@$(PYTHON) -m tests.bench.profile $(ARGS)

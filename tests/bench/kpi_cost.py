@@ -15,7 +15,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,8 @@ class Stage:
             stack.enter_context(ModuleProcess("ws_bench", *arguments)).wait_for_line("listening")
         self._model_url = f"http://127.0.0.1:{model_port}/v1"
 
-    def start(self, name: str, model: str, *flags: str) -> Service:
-        """The service with a database of that name, alone on its core but for the other one."""
+    def start(self, name: str, model: str, *flags: str, more: Mapping[str, str] | None = None) -> Service:
+        """The service with a database of that name, alone on its core but for the other one; `more` are variables."""
         with psycopg.connect(
             host="127.0.0.1", port=self._postgres.port, user=USER, dbname="turnwise", autocommit=True
         ) as admin:
@@ -81,7 +81,7 @@ class Stage:
         config["storage"]["postgres"] |= where
         config["persistence"] |= {"spool_dir": str(self._work / name)}
         file = written(self._work / f"{name}.yaml", config)
-        environment = {**NO_OVERRIDES, "CONFIG_FILE": str(file)}
+        environment = {**NO_OVERRIDES, "CONFIG_FILE": str(file), **(more or {})}
         with pinned_to(self._mine):
             process = ModuleProcess("tests.bench.hampered", "agentic", *flags, env=environment)
             self._stack.enter_context(process)

@@ -45,7 +45,9 @@ TARGETS = (
         "bench-strangers",
         "bench-doors",
         "bench-scale",
+        "bench-tracing",
         "doors-clients",
+        "phoenix",
     ),
     *("profile", "eval", "chaos", "chaos-full", "chaos-mixed", "fuzz", "clean"),
 )

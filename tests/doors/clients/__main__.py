@@ -66,7 +66,8 @@ def litellm(stage: Stage) -> str:
     model = {"model": "openai/Georges", "api_base": stage.openai_url, "api_key": stage.key}
     config.write_text(yaml.safe_dump({"model_list": [{"model_name": "georges", "litellm_params": model}]}))
     command = [str(home / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    with running(command, {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}, port):
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
+    with running(command, quiet, port, stage.work / "litellm.log"):
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", timeout=HANGS_S, max_retries=0)
         stream = client.chat.completions.create(
             model="georges",
@@ -128,7 +129,12 @@ CLIENTS: dict[str, Callable[[Stage], str]] = {"litellm": litellm, "llm": llm, "i
 def installed(name: str) -> Path:
     """The virtual environment of a client, as its file pins it."""
     home = ROOT / PLACE / name
-    pins = HERE / f"{name}.txt"
+    install_pinned(home, HERE / f"{name}.txt")
+    return home
+
+
+def install_pinned(home: Path, pins: Path) -> None:
+    """Make a virtual environment of what a file pins; nothing where it is that already."""
     wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
     stamp = home / ".installed"
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -138,7 +144,6 @@ def installed(name: str) -> Path:
         python = ["--python", str(home / "bin/python"), "--no-deps", "--quiet"]
         run([*uv, "pip", "install", *python, "-r", str(pins)], timeout_s=_INSTALL_S)
         stamp.write_text(wanted)
-    return home
 
 
 def run(
@@ -168,16 +173,15 @@ def last_words(text: str) -> str:
 
 
 @contextmanager
-def running(command: list[str], env: dict[str, str], port: int) -> Iterator[None]:
+def running(command: list[str], env: dict[str, str], port: int, log: Path) -> Iterator[None]:
     """A server of somebody else's, once it listens; ended with the block. Raises ClientFailed where it does not."""
-    log = Path(command[command.index("--config") + 1]).with_suffix(".log")
     with log.open("w") as file:
         process = subprocess.Popen(command, env=environment(env), stdout=file, stderr=subprocess.STDOUT)
         try:
             give_up = time.monotonic() + HANGS_S
             while not listens(port):
                 if process.poll() is not None or time.monotonic() > give_up:
-                    raise ClientFailed(f"its proxy does not start: {last_words(log.read_text())}")
+                    raise ClientFailed(f"it does not start: {last_words(log.read_text())}")
                 time.sleep(0.2)
             yield
         finally:
