@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, Catalog, ResumedRun, SavedRun, Waiting
-from agentic_backend.agent.hosted import Hosting
+from agentic_backend.agent.hosted import GRAPH, Hosting
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.people import answers_for, run_of
 from agentic_backend.events import AgentEvent, Delta, Step
@@ -163,4 +163,5 @@ def _nowhere(_event: AgentEvent) -> None:
 
 
 def _phases(ledger: Ledger) -> list[str]:
-    return [row["phase"] for row in ledger.rows()]
+    # What LangGraph took between them is a row where it is long, which no test of an agent's should depend on.
+    return [row["phase"] for row in ledger.rows() if row["phase"] != GRAPH]
