@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale bench-tracing doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -103,6 +103,9 @@ bench-scale: ## what bounds 1 to 1,000 workers, computed from measured parts, in
 
 bench-tracing: ## what traces of turns cost: sent to a collector, to nobody, and none
 	@$(PYTHON) -m tests.bench.tracing $(ARGS)
+
+bench-truth: ## each KPI line of one run beside what clients, relays, /proc and Postgres say; ARGS=--short for few clients
+	@$(PYTHON) -m tests.bench.truth $(ARGS)
 
 doors-clients: ## LiteLLM's proxy, llm and the MCP inspector at our doors, unmodified; ARGS="--only llm"
 	@$(PYTHON) -m tests.doors.clients $(ARGS)

@@ -46,6 +46,7 @@ TARGETS = (
         "bench-doors",
         "bench-scale",
         "bench-tracing",
+        "bench-truth",
         "doors-clients",
         "phoenix",
     ),

@@ -1,0 +1,637 @@
+"""What the relays, the clients, the kernel and Postgres say of each line of the KPI summary."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psycopg
+
+from backend_kit.kpi.rollup import nearest_rank
+from tests.bench.deployment import cpu_s, rss_mb
+from tests.bench.truth_load import Clients, ClientTurn
+from tests.bench.truth_stage import ANSWERS, FLUSH_S, PRICES, TITLES, TOOLED, Watched, thread_cpu_s
+from tests.bench.truth_table import Figures, Row, timer
+from tests.support.odd_agent import BLOCK_S
+
+Record = dict[str, Any]
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_FLUSH = re.compile(r"^\d+ +(\d+\.\d+) (?:fdatasync|fsync)\(\d+<([^>]*)>\).*<(\d+\.\d+)>$", re.MULTILINE)
+_PING = ";"
+_NEW = ("LOGIN", "select pg_catalog.version()", "select current_schema()", "show ", "SHOW ")
+"""What begins a connection: a part of the wait for it."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A service as the kernel saw it right after its summary, with what it said itself; `since` and `until` are its
+    start and that moment."""
+
+    cpu_pct: float
+    loop_pct: float
+    rss_mb: float
+    vms_mb: float
+    open_fds: int
+    threads: int
+    summary: dict[str, Figures] = field(default_factory=dict)
+    exposed: dict[str, float] = field(default_factory=dict)
+    since: float = 0.0
+    until: float = 0.0
+
+    @classmethod
+    def of(cls, service: Watched, now: float) -> "Process":
+        """The process now; CPU of all its threads, and of its loop's, over the seconds since it was ready."""
+        pid, seconds = service.pid, now - service.ready_at
+        proc = Path(f"/proc/{pid}")
+        vms_pages = int((proc / "statm").read_text().split()[0])
+        return cls(
+            cpu_pct=(cpu_s(pid) - service.ready_cpu_s) / seconds * 100,
+            loop_pct=(thread_cpu_s(pid) - service.ready_loop_s) / seconds * 100,
+            rss_mb=rss_mb(pid),
+            vms_mb=vms_pages * _PAGE / 2**20,
+            open_fds=len(list((proc / "fd").iterdir())),
+            threads=len(list((proc / "task").iterdir())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """What Postgres says of itself after the run: exchanges it has, connections by application."""
+
+    exchanges: frozenset[str]
+    connections: dict[str, int]
+
+    @classmethod
+    def of(cls, dsn: str) -> "Database":
+        """Ask it, past the relays."""
+        with psycopg.connect(dsn) as connection:
+            rows = connection.execute("SELECT DISTINCT exchange_id FROM session_history").fetchall()
+            count = "SELECT application_name, count(*) FROM pg_stat_activity GROUP BY 1"
+            return cls(frozenset(str(row[0]) for row in rows), dict(connection.execute(count).fetchall()))
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A connection of a pool as it was in use once: the wait for it, and the statements on it. Seconds."""
+
+    begun: float
+    waited_s: float
+    statements: Sequence[Record]
+
+    @property
+    def ended(self) -> float:
+        """The end of its last statement."""
+        return max((one["ended"] for one in self.statements), default=self.begun + self.waited_s)
+
+    def has(self, sql: str, value: str = "") -> bool:
+        """Whether one of its statements begins so, with this among its first parameters."""
+        return any(
+            one["sql"].lstrip().startswith(sql) and (not value or any(value in said for said in one.get("values", ())))
+            for one in self.statements
+        )
+
+
+def borrowed(records: Sequence[Record], *, pinged: bool) -> list[Borrowed]:
+    """The uses of the connections that these statements went over. A pool that pings its connections does so at the
+    beginning of each use; of another one each transaction is a use, for which the wait is not seen (0)."""
+    found = []
+    by_link = defaultdict(list)
+    for record in records:
+        by_link[record["link"]].append(record)
+    for link in by_link.values():
+        link.sort(key=lambda one: one["begun"])
+        uses: list[list[Record]] = []
+        fresh = False
+        for record in link:
+            begins = record["sql"] == "LOGIN" or (
+                not fresh and record["sql"] == (_PING if pinged else "BEGIN")
+            )  # fmt: skip
+            if begins:
+                uses.append([])
+            fresh = record["sql"].startswith(_NEW) or (fresh and record["sql"] == "ROLLBACK")
+            if uses:
+                uses[-1].append(record)
+        found += [_use(use) for use in uses]
+    return sorted(found, key=lambda use: use.begun)
+
+
+def _use(records: Sequence[Record]) -> Borrowed:
+    begun, ready = records[0]["begun"], records[0]["begun"]
+    statements: list[Record] = []
+    opening: Record | None = None
+    for record in records:
+        sql = record["sql"]
+        if not statements and (sql == _PING or sql.startswith(_NEW) or (opening is None and sql == "ROLLBACK")):
+            ready, opening = record["ended"], None
+        elif sql == "BEGIN":
+            opening = record
+        elif sql != "ROLLBACK":
+            statements.append(record if opening is None else record | {"begun": opening["begun"]})
+            opening = None
+    return Borrowed(begun, ready - begun, statements)
+
+
+def flushes_in(calls: str, clocks_apart_s: float) -> list[tuple[float, str, float]]:
+    """What strace wrote of flushes: when each began, on our clock, of which file, and its seconds with the delay."""
+    found = _FLUSH.findall(calls)
+    return [(float(at) - clocks_apart_s, path, float(took) + FLUSH_S) for at, path, took in found]
+
+
+@dataclass
+class Evidence:
+    """All that was seen of a run."""
+
+    clients: Clients
+    records: dict[str, list[Record]]
+    told: dict[str, Process]
+    flushes: Sequence[tuple[float, str, float]]
+    database: Database
+    pings: Sequence[tuple[float, float]]
+    spool_bytes: int
+    places: int
+
+    def during(self, tap: str, service: str = "agentic") -> list[Record]:
+        """What passed a relay within the service's window."""
+        process = self.told[service]
+        return [one for one in self.records[tap] if one["begun"] >= process.since and one["ended"] <= process.until]
+
+    @cached_property
+    def reads(self) -> list[Borrowed]:
+        """The agentic pool of reads."""
+        rows = [one for one in self.during("agentic_sql") if one["application"] == "turnwise-agentic-main"]
+        return borrowed(rows, pinged=True)
+
+    @cached_property
+    def batches(self) -> list[Borrowed]:
+        """The batcher's transactions."""
+        rows = [one for one in self.during("agentic_sql") if one["application"] == "turnwise-agentic-batch"]
+        return borrowed(rows, pinged=False)
+
+    @cached_property
+    def knowledge_uses(self) -> list[Borrowed]:
+        """Both pools of knowledge flow."""
+        rows = [one for one in self.during("knowledge_sql", "knowledge") if "migrate" not in one["application"]]
+        return borrowed([one for one in rows if one["application"].startswith("turnwise-knowledge")], pinged=True)
+
+    @cached_property
+    def answers(self) -> dict[int, list[Record]]:
+        """Calls of the model by turn, titles aside."""
+        return self._by_mark([one for one in self.during("model") if one.get("model") != TITLES])
+
+    def calls_of(self, turn: ClientTurn) -> list[Record]:
+        """What a turn asked others, in order; of one that blocks the loop the block, which nobody else sees."""
+        if turn.agent == "block":
+            return [{"begun": turn.asked, "ended": turn.asked + BLOCK_S, "block": True}]
+        calls = [*self.searches.get(turn.mark, ()), *self.answers.get(turn.mark, ())]
+        return sorted(calls, key=lambda one: float(one["begun"]))
+
+    @cached_property
+    def streamed(self) -> list[ClientTurn]:
+        """The turns whose answers a model streamed."""
+        return [turn for turn in self.clients.finished if turn.agent != "block"]
+
+    @cached_property
+    def searches(self) -> dict[int, list[Record]]:
+        """Searches by turn."""
+        return self._by_mark([one for one in self.during("knowledge") if one["path"].endswith("/vector/search")])
+
+    @staticmethod
+    def _by_mark(records: Sequence[Record]) -> dict[int, list[Record]]:
+        found = defaultdict(list)
+        for record in records:
+            if record["marks"]:
+                # A prompt has the questions before, too: the newest is the one that is asked.
+                found[record["marks"][-1]].append(record)
+        return found
+
+
+_PHASES = """
+    session_read agent_init history_restore llm_invoke llm_invoke_title vector_search vector_rerank kf_vector_search
+    kf_vector_rerank answer_general_only answer_no_results answer_no_sources answer_with_sources stream_agent_response
+    persist_tx stream_total session_list session_write history_get attachments_list_on_delete embed_query os_query
+"""
+NAMES = (
+    *(f"phase={name}" for name in _PHASES.split()),
+    *("app.turn_latency_ms", "app.ttft_ms", "app.stream_gap_ms", "app.ws_send_ms", "app.overhead_ms"),
+    *("llm.ttft_ms", "llm.request_latency_ms", "llm.pool_wait_ms", "tokens", "cost", "turns|"),
+    *("event_loop_lag_ms", "event_loop_busy_pct", "event_loop_stall", "persist_pool_wait_ms", "persist_sql_ms"),
+    *("persist_queue_depth", "persist_oldest_ms", "persist_lost", "persist_lag_ms", "persist_batch", "persist_retries"),
+    *("persist_replayed", "persist_dead_letters", "rank_conflicts", "db_pool=", "ws_connections", "turns_inflight"),
+    *("kf.requests|route=search", "kf.requests|route=rerank", "process of", "app_gc_pause_seconds", "app_build_info"),
+    *("spool_ack_ms", "spool_records", "spool_bytes", "spool_commit_ms", "turn_unattributed_ms", "admission_wait_ms"),
+    *("turns_queued", "replay_events", "replay_bytes", "outbox_bytes", "embed", "embed_queue", "rerank_queue"),
+    *(f"cache|cache={name}" for name in ("graph", "history", "jwt", "jwks")),
+    *("cache|cache=statement", "cache|cache=mcp_tools", "embed_texts"),
+)
+"""How the lines begin, or what is in them, that the summary is known by: each needs a row."""
+
+
+def rows_of(evidence: Evidence) -> list[Row]:
+    """The table; a line of `NAMES` at which nobody looks is a miss."""
+    parts = (_turns, _streams, _models, _knowledge, _reads, _persistence, _rest, _counters, _pools, _search, _loop)
+    rows = [row for part in (*parts, _processes) for row in part(evidence)]
+    told = [key for process in evidence.told.values() for key in process.summary]
+    for name in NAMES:
+        if not any(row.line.startswith(name) or f"|{name}" in row.line for row in rows):
+            printed = any(key.startswith(name) or f"|{name}" in key for key in told)
+            rows.append(Row(name, "any", 1.0 if printed else None, None, "nobody yet"))
+    return rows
+
+
+def _phase(name: str) -> str:
+    return f"app.phase_latency_ms|phase={name}"
+
+
+def _took(record: Record) -> float:
+    return float(record["ended"] - record["begun"])
+
+
+def _turns(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    turns = evidence.clients.finished
+    for agent in sorted({turn.agent for turn in turns}):
+        mine = [turn for turn in turns if turn.agent == agent]
+        key = f"app.turn_latency_ms|agent={agent}"
+        yield from timer(key, told.get(key), [turn.ended - turn.asked for turn in mine], "clients")
+        yield Row(f"turns|agent={agent}", "count", _count(told, f"turns|agent={agent}"), len(mine), "clients")
+        if agent == "block":
+            continue
+        key = f"app.ttft_ms|agent={agent}"
+        native = all(turn.native for turn in mine)
+        source = "clients" if native else "clients' ask to first token at the model's relay"
+        yield from timer(key, told.get(key), [_first(evidence, turn) - turn.asked for turn in mine], source)
+    whole = [turn.ended - turn.asked for turn in turns]
+    yield from timer(_phase("stream_total"), told.get(_phase("stream_total")), whole, "clients")
+    overhead = [turn.ended - turn.asked - _elsewhere(evidence, turn) for turn in turns]
+    yield from timer("app.overhead_ms", told.get("app.overhead_ms"), overhead, "clients less model and search relays")
+    frames = [turn.unattributed_ms / 1e3 for turn in turns if turn.unattributed_ms is not None]
+    line = told.get("turn_unattributed_ms", {})
+    yield Row("turn_unattributed_ms", "count", line.get("count"), len(turns), "clients")
+    why = "the rest of the service's own account: what others time is taken from it; frames say it of each native turn"
+    yield Row("turn_unattributed_ms", "avg", line.get("avg"), None, f"frames: {fmean(frames) * 1e3:.2f}", reason=why)
+    most = min(evidence.places, evidence.clients.most_running)
+    yield Row("turns_inflight", "max", line_of(told, "turns_inflight", "max"), most, "clients, and max_turns")
+    yield Row("turns_inflight", "last", line_of(told, "turns_inflight", "last"), 0, "clients")
+
+
+def _first(evidence: Evidence, turn: ClientTurn) -> float:
+    if turn.first is not None:
+        return turn.first
+    return max(float(one.get("text_at", 0.0)) for one in evidence.answers[turn.mark])
+
+
+def _elsewhere(evidence: Evidence, turn: ClientTurn) -> float:
+    return sum(_took(one) for one in evidence.calls_of(turn) if "block" not in one)
+
+
+def _streams(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    turns = evidence.streamed
+    gaps = [turn.gap_s if turn.native else _relayed_gap(evidence, turn) for turn in turns]
+    yield from timer("app.stream_gap_ms", told.get("app.stream_gap_ms"), gaps, "native clients, else model's relay")
+    deltas = [turn.deltas for turn in turns if turn.native]
+    texts = [evidence.answers[turn.mark][-1].get("texts", 0) for turn in turns if not turn.native]
+    seen = sum(deltas) + sum(texts)
+    yield Row("turn_deltas", "count", _count(told, "turn_deltas"), seen, "native clients, else model's relay")
+    runs = []
+    for turn in evidence.clients.finished:
+        calls = evidence.calls_of(turn)
+        runs.append(max(one["ended"] for one in calls) - calls[0]["begun"])
+    key = _phase("stream_agent_response")
+    yield from timer(key, told.get(key), runs, "relays: first request to last answer of a turn")
+    waits = _slot_waits(evidence)
+    line = told.get("admission_wait_ms", {})
+    yield Row("admission_wait_ms", "count", line.get("count"), len(evidence.clients.finished), "clients")
+    native = [turn for turn in turns if turn.native]
+    yield Row(
+        "admission_wait_ms", "avg", line.get("avg"), fmean(waits) * 1e3 if waits else None,
+        f"{len(native)} native clients: first to second `accepted`",
+    )  # fmt: skip
+    yield Row("turns_queued", "last", line_of(told, "turns_queued", "last"), 0, "clients")
+
+
+def _slot_waits(evidence: Evidence) -> list[float]:
+    return [
+        turn.accepted[-1] - turn.accepted[0] if len(turn.accepted) > 1 else 0.0
+        for turn in evidence.clients.finished
+        if turn.native
+    ]
+
+
+def _relayed_gap(evidence: Evidence, turn: ClientTurn) -> float:
+    return float(evidence.answers[turn.mark][-1].get("gap", 0.0))
+
+
+def _models(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    calls = evidence.during("model")
+    source = "relay before the model"
+    for model in sorted({one["model"] for one in calls if "model" in one}):
+        mine = [one for one in calls if one.get("model") == model]
+        key = f"llm.request_latency_ms|model={model}"
+        yield from timer(key, told.get(key), list(map(_took, mine)), source)
+        key = f"llm.ttft_ms|model={model}"
+        yield from timer(
+            key, told.get(key), [one["text_at"] - one["begun"] for one in mine if "text_at" in one], source
+        )
+        for place, kind in enumerate(("input", "output")):
+            key = f"tokens|model={model}|type={kind}"
+            spent = sum(one["usage"][place] for one in mine if "usage" in one)
+            yield Row(key, "count", _count(told, key), spent, "usage in the model's relay")
+    agents = [one for one in calls if one.get("model") in (ANSWERS, TOOLED)]
+    yield from timer(_phase("llm_invoke"), told.get(_phase("llm_invoke")), list(map(_took, agents)), source)
+    titles = [_took(one) for one in calls if one.get("model") == TITLES]
+    yield from timer(_phase("llm_invoke_title"), told.get(_phase("llm_invoke_title")), titles, source)
+    (price,) = PRICES
+    priced = [one["usage"] for one in calls if one.get("model") == price["model"] and "usage" in one]
+    cost = sum(read * price["input_per_million"] + wrote * price["output_per_million"] for read, wrote in priced) / 1e6
+    yield Row("cost", "count", _count(told, f"cost|model={price['model']}"), cost, "usage in the relay by the price")
+    line = told.get("llm.pool_wait_ms")
+    why = "" if line else "max_connections of the configuration is above the clients: no call waits, and none is told"
+    yield Row(
+        "llm.pool_wait_ms", "count", line_of(told, "llm.pool_wait_ms", "count") or 0, 0, "configuration", reason=why
+    )
+
+
+_ANSWERS = ("answer_with_sources", "answer_general_only", "answer_no_results", "answer_no_sources")
+
+
+def _knowledge(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    searches = [one for calls in evidence.searches.values() for one in calls]
+    good = [one for one in searches if one["status"] == 200]
+    bad = [one for one in searches if one["status"] != 200]
+    source = "relay before knowledge flow"
+    for name in ("vector_search", "kf_vector_search"):
+        for status, some in (("", good), ("|status=error", bad)):
+            key = _phase(name) + status
+            if some:
+                yield from timer(key, told.get(key), list(map(_took, some)), source)
+    reranks = _reranks(evidence, good)
+    for name in ("vector_rerank", "kf_vector_rerank"):
+        yield from timer(_phase(name), told.get(_phase(name)), reranks, "relay before the reranker, 0 without hits")
+    by_kind = defaultdict(list)
+    for mark, calls in evidence.answers.items():
+        if (turn := evidence_turn(evidence, mark)) is not None and turn.agent in ("Rico", "Rita"):
+            by_kind[_kind(evidence, mark)].append(_took(calls[-1]))
+    for name in _ANSWERS:
+        yield from timer(_phase(name), told.get(_phase(name)), by_kind[name], "model's relay, by what the search found")
+
+
+def evidence_turn(evidence: Evidence, mark: int) -> ClientTurn | None:
+    """The client's turn of a mark."""
+    return next((turn for turn in evidence.clients.turns if turn.mark == mark), None)
+
+
+def _kind(evidence: Evidence, mark: int) -> str:
+    searches = evidence.searches.get(mark)
+    if not searches:
+        return "answer_general_only"
+    if searches[-1]["status"] != 200:
+        return "answer_no_sources"
+    return "answer_with_sources" if searches[-1].get("bytes", 0) > 2 else "answer_no_results"
+
+
+def _reranks(evidence: Evidence, searches: Sequence[Record]) -> list[float]:
+    by_mark = {mark: one for one in evidence.during("rerank", "knowledge") for mark in one["marks"]}
+    return [_took(by_mark[one["marks"][-1]]) if one["marks"][-1] in by_mark else 0.0 for one in searches]
+
+
+_GET, _IDS, _TOUCH = (
+    "SELECT session_id, user_id, agent_id, session_data",
+    "SELECT exchange_id FROM",
+    "UPDATE session SET used",
+)
+_REMEMBERED = "SELECT exchange_id, role, metadata_json"
+
+
+def _reads(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    by_session = defaultdict(list)
+    for use in evidence.reads:
+        for session_id in {one["values"][0] for one in use.statements if one.get("values")}:
+            by_session[session_id].append(use)
+    read, restored, known = [], [], set()
+    for turn in sorted(evidence.clients.finished, key=lambda one: one.asked):
+        began = min(one["begun"] for one in evidence.calls_of(turn))
+        mine = [use for use in by_session[turn.session_id] if turn.asked <= use.begun and use.ended <= began]
+        first = [use for use in mine if any(use.has(sql, turn.session_id) for sql in (_GET, _IDS, _TOUCH))]
+        if first and turn.session_id not in known:
+            read.append(max(use.ended for use in first) - first[0].begun)
+        known.add(turn.session_id)
+        restored.append(sum(use.ended - use.begun for use in mine if use.has(_REMEMBERED)))
+    source = "relay before Postgres"
+    yield from timer(_phase("session_read"), told.get(_phase("session_read")), read, source)
+    yield from timer(_phase("history_restore"), told.get(_phase("history_restore")), restored, source, shares=())
+    misses = sum(1 for one in restored if one)
+    for result, seen in (("hit", len(restored) - misses), ("miss", misses)):
+        key = f"cache|cache=history|result={result}"
+        yield Row(key, "count", _count(told, key), seen, f"clients' turns and {source}")
+
+
+def _persistence(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    commits = [(use, use.statements[-1]["ended"]) for use in evidence.batches if use.has("COMMIT")]
+    source = "relay before Postgres"
+    key = _phase("persist_tx")
+    yield from timer(key, told.get(key), [ended - use.begun for use, ended in commits], source)
+    committed: dict[str, float] = {}
+    records = 0
+    for use, ended in commits:
+        for one in use.statements:
+            for exchange in one.get("exchanges", ()):
+                committed.setdefault(exchange, ended)
+            records += one["sql"].startswith("UPDATE session SET updated_at")
+            records += len(one.get("exchanges", ())) if one["sql"].startswith("WITH record") else 0
+    turns = evidence.clients.finished
+    yield Row("persist_batch", "count", _count(told, "persist_batch"), records, source)
+    stored = sum(turn.exchange_id in evidence.database.exchanges for turn in turns)
+    yield Row("persist_turns", "count", _count(told, "persist_turns"), stored, "rows in session_history")
+    handed = {turn.mark: evidence.calls_of(turn)[-1]["ended"] for turn in turns}
+    lags = [committed[turn.exchange_id] - handed[turn.mark] for turn in turns if turn.exchange_id in committed]
+    yield from timer("persist_lag_ms", told.get("persist_lag_ms"), lags, "model's last byte to commit, by the relays")
+    acks = [turn.ended - handed[turn.mark] for turn in turns]
+    for key in ("spool_ack_ms", _phase("spool_ack")):
+        yield from timer(key, told.get(key), acks, "model's last byte at its relay to the client's final")
+    process = evidence.told["agentic"]
+    flushes = [one for one in evidence.flushes if process.since <= one[0] <= process.until]
+    log = Counter(path for _, path, _ in flushes).most_common(1)
+    took = [seconds for _, path, seconds in flushes if log and path == log[0][0]]
+    yield from timer("spool_commit_ms", told.get("spool_commit_ms"), took, "strace")
+    yield Row("spool_bytes", "last", line_of(told, "spool_bytes", "last"), evidence.spool_bytes, "files on disk")
+    for key in ("persist_queue_depth", "persist_oldest_ms", "spool_records"):
+        yield Row(key, "last", line_of(told, key, "last"), 0, "all exchanges are in session_history")
+    for key in ("persist_lost", "persist_dead_letters", "rank_conflicts", "persist_retries", "persist_replayed"):
+        seen = len(turns) - stored if key == "persist_lost" else 0
+        yield Row(key, "count", _count(told, key), seen, "rows in session_history")
+
+
+def _rest(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    calls = evidence.clients.calls
+    source = "relay before Postgres, within the client's call"
+
+    def span(what: str, sql: str) -> list[float]:
+        spans = []
+        for call in (one for one in calls if one.what == what):
+            mine = [
+                use for use in evidence.reads if call.begun <= use.begun and use.ended <= call.ended and use.has(sql)
+            ]
+            value = call.session_id
+            mine = [use for use in mine if what == "list" or use.has(sql, value)]
+            ends = [use.ended for use in mine]
+            spans.append(max(ends) - mine[0].begun if mine else 0.0)
+        return spans
+
+    yield from timer(_phase("session_list"), told.get(_phase("session_list")), span("list", "WITH pending"), source)
+    history = span("history", "WITH RECURSIVE wanted")
+    yield from timer(_phase("history_get"), told.get(_phase("history_get")), history, source, shares=())
+    writes = [call.ended - call.begun for call in calls if call.what in ("create", "prefer")]
+    yield from timer(_phase("session_write"), told.get(_phase("session_write")), writes, "clients' calls")
+
+
+def _counters(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    clients = evidence.clients
+    asked = Counter(call.what for call in clients.calls)
+    agents = len({turn.agent for turn in clients.turns})
+    lookups = len(clients.turns) + asked["create"]
+    init = told.get(_phase("agent_init"), {})
+    yield Row(_phase("agent_init"), "count", init.get("count"), len(clients.turns), "clients")
+    for result, seen in (("hit", lookups - agents), ("miss", agents)):
+        key = f"cache|cache=graph|result={result}"
+        yield Row(key, "count", _count(told, key), seen, "clients: turns and new sessions, agents")
+        yield Row(f"agent_cache_{result}_total", "count", _count(told, f"agent_cache_{result}_total"), seen, "clients")
+    yield Row(
+        "chat_user_message_total", "count", _count(told, "chat_user_message_total"), len(clients.turns), "clients"
+    )
+    searches = [one for calls in evidence.searches.values() for one in calls if one["status"] == 200]
+    yield Row(
+        "rag_search_total", "count", _count(told, "rag_search_total"), len(searches), "relay before knowledge flow"
+    )
+    empty = sum(one.get("bytes", 0) <= 2 for one in searches)
+    yield Row("rag_search_empty_total", "count", _count(told, "rag_search_empty_total"), empty, "its answers")
+    yield Row(
+        "ws_connections",
+        "max",
+        line_of(told, "ws_connections", "max"),
+        clients.most_sockets + 1,
+        "clients, with the one that pings",
+    )
+    yield Row("ws_connections", "last", line_of(told, "ws_connections", "last"), clients.open_sockets, "clients")
+    tools = [one for one in evidence.during("tools") if one.get("call") == "tools/call"]
+    key = "tool.call_latency_ms|server=samples|tool=current_time"
+    yield from timer(key, told.get(key), list(map(_took, tools)), "relay before the tools")
+    keys = [key for key in told if key.startswith("cache|cache=mcp_tools")]
+    sammy = [turn for turn in clients.finished if turn.agent == "Sammy"]
+    model = sum(len(evidence.answers[turn.mark]) for turn in sammy)
+    yield Row(
+        "cache|cache=mcp_tools", "count", sum(_count(told, key) or 0 for key in keys), len(sammy) + model,
+        "Sammy's turns and model calls",
+    )  # fmt: skip
+
+
+def _pools(evidence: Evidence) -> Iterator[Row]:
+    source = "relay before Postgres"
+    for service, uses in (("agentic", [*evidence.reads, *evidence.batches]), ("knowledge", evidence.knowledge_uses)):
+        told = evidence.told[service].summary
+        waits = [use.waited_s for use in uses]
+        yield from _named(service, timer("persist_pool_wait_ms", told.get("persist_pool_wait_ms"), waits, source))
+        statements = [_took(one) for use in uses for one in use.statements]
+        yield from _named(service, timer("persist_sql_ms", told.get("persist_sql_ms"), statements, source))
+    told = evidence.told["agentic"].summary
+    seen = len([one for use in [*evidence.reads, *evidence.batches] for one in use.statements])
+    looked = [_count(told, f"cache|cache=statement|result={result}") or 0 for result in ("hit", "miss")]
+    yield Row("cache|cache=statement", "count", sum(looked), seen, source)
+    for pool in ("main", "batch"):
+        line = told.get(f"db_pool={pool}", {})
+        have = line.get("checked_in", 0) + line.get("checked_out", 0) if line else None
+        known = evidence.database.connections.get(f"turnwise-agentic-{pool}", 0)
+        yield Row(f"db_pool={pool}", "open", have, known, "pg_stat_activity")
+
+
+def _named(service: str, rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield Row(f"{row.line} of {service}", row.figure, row.told, row.seen, row.source)
+
+
+def _search(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["knowledge"].summary
+    calls = [one for one in evidence.during("knowledge", "knowledge") if one["path"].endswith("/vector/search")]
+    source = "relay before knowledge flow, its delay aside"
+    for status, some in (
+        ("", [one for one in calls if one["status"] == 200]),
+        ("|status=rejected", [one for one in calls if one["status"] != 200]),
+    ):
+        key = f"kf.requests|route=search{status}"
+        if some and status:
+            # A refusal takes less than its way here and back: its time is not seen.
+            yield Row(key, "count", line_of(told, key, "count"), len(some), source)
+        elif some:
+            yield from timer(key, told.get(key), [one["answered"] - one["begun"] for one in some], source)
+    good = [one for one in calls if one["status"] == 200]
+    key = _phase("vector_rerank")
+    seen = _reranks(evidence, good)
+    yield from _named("knowledge", timer(key, told.get(key), seen, "relay before the reranker, 0 without hits"))
+    embeds = evidence.during("embed", "knowledge")
+    yield from timer("embed", told.get("embed"), list(map(_took, embeds)), "relay before the embedder")
+    by_mark = {mark: one for one in embeds for mark in one["marks"]}
+    arrivals = _arrivals(evidence)
+    marks = [mark for mark in by_mark if mark in arrivals]
+    waits = [by_mark[mark]["begun"] - arrivals[mark] for mark in marks]
+    source = "first statement of the search at Postgres' relay to the embedder's relay"
+    whole = [by_mark[mark]["ended"] - arrivals[mark] for mark in marks]
+    yield from timer(_phase("embed_query"), told.get(_phase("embed_query")), whole, source)
+    line = told.get("embed_queue", {})
+    yield Row("embed_queue", "avg", line.get("avg"), fmean(waits) * 1e3 if waits else None, source)
+
+
+def _arrivals(evidence: Evidence) -> dict[int, float]:
+    """When each search began, by its mark: its first statement runs beside its embedding."""
+    found: dict[int, float] = {}
+    for use in evidence.knowledge_uses:
+        for one in use.statements:
+            for value in one.get("values", ()):
+                for mark in re.findall(r"#t(\d+)#", value):
+                    found[int(mark)] = min(found.get(int(mark), use.begun), use.begun)
+    return found
+
+
+def _loop(evidence: Evidence) -> Iterator[Row]:
+    process = evidence.told["agentic"]
+    told = process.summary
+    late = [seconds * 1e3 for _, seconds in evidence.pings]
+    pinged_s = evidence.pings[-1][0] - evidence.pings[0][0]
+    idle = nearest_rank(sorted(late), 0.5)
+    whole_s = process.until - process.since
+    seen = (fmean(late) * pinged_s + idle * (whole_s - pinged_s)) / whole_s
+    source = "pings from outside, 25 a second; their median for the rest of the window"
+    yield Row("event_loop_lag_ms", "avg", line_of(told, "event_loop_lag_ms", "avg"), seen, source)
+    yield Row("event_loop_lag_ms", "max", line_of(told, "event_loop_lag_ms", "max"), max(late), source)
+    blocks = sum(turn.agent == "block" for turn in evidence.clients.turns)
+    yield Row("event_loop_stall", "count", _count(told, "event_loop_stall"), blocks, "blocks that were planted")
+    busy = line_of(told, "event_loop_busy_pct", "avg")
+    yield Row("event_loop_busy_pct", "avg", busy, process.loop_pct, "/proc: schedstat of the first thread")
+
+
+def _processes(evidence: Evidence) -> Iterator[Row]:
+    for name, process in evidence.told.items():
+        line = process.summary.get("cpu_pct", {})
+        for figure in ("cpu_pct", "rss_mb", "vms_mb", "open_fds", "threads"):
+            yield Row(f"process of {name}", figure, line.get(figure), getattr(process, figure), "/proc")
+        total = Path("/proc/meminfo").read_text().split(maxsplit=2)[1]
+        yield Row(f"process of {name}", "rss_pct", line.get("rss_pct"), process.rss_mb * 102400 / int(total), "/proc")
+
+
+def line_of(told: dict[str, Figures], key: str, figure: str) -> float | None:
+    """One figure of a line, None where it is not there."""
+    return told.get(key, {}).get(figure)
+
+
+def _count(told: dict[str, Figures], key: str) -> float | None:
+    return line_of(told, key, "count")
