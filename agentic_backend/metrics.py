@@ -232,6 +232,7 @@ class AgenticMetrics(ServiceMetrics):
         )
 
     def _persistence(self) -> None:
+        self._kpi.told_at_zero += ["persist_lost", "persist_dead_letters", "rank_conflicts", "persist_retries"]
         self.persist_lag: Seconds = self._timer(
             "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", buckets.TURN
         )

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.routing import BaseRoute
@@ -157,6 +158,7 @@ def make_tracer(settings: AgenticSettings, metrics: AgenticMetrics, stack: Async
     from agentic_backend.tracing.spans import SpanEncoder
     from agentic_backend.tracing.tracer import Tracer
 
+    logger.info("traces go to %s by %s", urlsplit(tracing.url).netloc, tracing.protocol)
     timeout_s = tracing.timeout_ms / 1e3
     rules = ExportRules(
         tracing.url,

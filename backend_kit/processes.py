@@ -131,12 +131,18 @@ def _reading(pid: int) -> _Reading | None:
             born = process.create_time()
     except (psutil.Error, OSError):  # it has ended, or no descriptor is free to read of it
         return None
-    try:
-        descriptors = process.num_fds()
-    except (psutil.Error, OSError, AttributeError):  # those of another user's
-        descriptors = None
     ended_s = cpu.children_user + cpu.children_system
-    return _Reading(pid, born, name, cpu.user + cpu.system, ended_s, rss, descriptors, threads)
+    return _Reading(pid, born, name, cpu.user + cpu.system, ended_s, rss, open_descriptors(process), threads)
+
+
+def open_descriptors(process: psutil.Process) -> int | None:
+    """How many descriptors a process has open; None where that may not be read, or none is free to read it with."""
+    try:
+        found = process.num_fds()
+    except (psutil.Error, OSError, AttributeError):
+        return None
+    # To list one's own takes one more, for as long as that lasts.
+    return found - 1 if process.pid == os.getpid() else found
 
 
 def _name(process: psutil.Process) -> str:

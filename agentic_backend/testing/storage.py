@@ -187,7 +187,7 @@ class TurnProcess:
     ) -> None:
         """`agents` as they are configured, which need a `kit`, or a catalog of them. `tasks` runs the turns: close it
         last. Raises `AgentUnusable` as the start of the service would."""
-        kpi = Kpi(CollectorRegistry(), service="agentic")
+        kpi = Kpi(CollectorRegistry(), service="agentic", legacy_ms_names=True)
         self.counts = CollectorRegistry()
         metrics = AgenticMetrics(self.counts, kpi)
         self.admission = Admission(limits or TurnLimits(max_turns=0, queue_length=0, queue_deadline_s=600.0))

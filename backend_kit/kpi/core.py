@@ -458,6 +458,8 @@ class Kpi:
         self.gauges: dict[str, Gauge] = {}
         self.counters: dict[str, Counter] = {}
         self.details: dict[str, Rollup] = {}
+        self.told_at_zero: list[str] = []
+        """Names of counters whose 0 is worth a line of the summary: of what must not happen."""
         self.statements = StatementCounts()
         self.line_sources: list[Callable[[], Iterable[str]]] = []
         self.closing_lines: list[Callable[[], Iterable[str]]] = []

@@ -13,7 +13,7 @@ import psutil
 from backend_kit.aio import WatchedThread
 from backend_kit.kpi.core import LEGACY_GAUGES, PHASES, Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
-from backend_kit.processes import Family
+from backend_kit.processes import Family, open_descriptors
 
 PREFIX: Final = "[KPI][SUMMARY]"
 _NOTICES: Final = 64
@@ -27,7 +27,8 @@ _FIRST_TIMERS: Final = (
     "app.overhead_ms",
 )
 _FIRST_COUNTERS: Final = (
-    "persist_lost", "persist_dead_letters", "rank_conflicts", "turns", "persist_turns", "tokens", "cost",
+    "persist_lost", "persist_dead_letters", "rank_conflicts", "persist_retries", "turns", "persist_turns", "tokens",
+    "cost",
 )  # fmt: skip
 """Rare ones among them, which should stay 0."""
 
@@ -60,15 +61,12 @@ class ProcessLine:
                 )
         except (psutil.Error, OSError):  # reading /proc needs a descriptor, and none may be free
             head = "cpu_pct=n/a rss_mb=n/a rss_pct=n/a vms_mb=n/a"
-        try:
-            descriptors = str(process.num_fds())
-        except (psutil.Error, OSError, AttributeError):
-            descriptors = "n/a"
+        descriptors = open_descriptors(process)
         try:
             threads = str(process.num_threads())
         except (psutil.Error, OSError):
             threads = "n/a"
-        return f"{head} open_fds={descriptors} threads={threads} {pauses}"
+        return f"{head} open_fds={'n/a' if descriptors is None else descriptors} threads={threads} {pauses}"
 
 
 class _Due:
@@ -172,6 +170,8 @@ class Summary:
         gauges = self._gauges((key, gauge.rollup) for key, gauge in list(kpi.gauges.items()))
         lines += [f"{PREFIX} gauge {key} count={s.count} last={s.last:.4f} {_spread(s)}" for key, s in gauges]
         counters = self._ordered(_FIRST_COUNTERS, ((key, c.rollup) for key, c in list(kpi.counters.items())))
+        told = {key.partition("|")[0] for key, _ in counters}
+        lines += [f"{PREFIX} counter {name} count=0" for name in kpi.told_at_zero if name not in told]
         lines += [f"{PREFIX} counter {key} count={amount(s.total)}" for key, s in counters]
         for detail in list(kpi.details.values()):
             detail.take()  # the gauges above show it; this only empties the window

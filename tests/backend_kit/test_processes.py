@@ -2,14 +2,17 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
-from backend_kit.processes import Family, descendants
+from backend_kit.processes import Family, descendants, open_descriptors
 
 pytestmark = pytest.mark.servers
 
@@ -103,3 +106,15 @@ def test_descendants_of_descendants_are_found_and_those_of_nobody_are_none() -> 
         assert Family(child.pid, alone=True).lines() == []
     assert descendants(child.pid) == []
     assert Family(child.pid).line("gone") is None
+
+
+def test_descriptors_are_counted_without_the_one_that_lists_them() -> None:
+    is_open = 0
+    for number in range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        with suppress(OSError):
+            os.fstat(number)
+            is_open += 1
+    assert open_descriptors(psutil.Process()) == is_open
+    with program("-c", COMPUTES) as one:
+        compute(one, 0.0)
+        assert open_descriptors(psutil.Process(one.pid)) == len(list(Path(f"/proc/{one.pid}/fd").iterdir()))

@@ -34,6 +34,10 @@ class Runtime:
 
     loop: Loop = field(default_factory=Loop)
     metrics_port: int | None = 9
+    begun: list[str] = field(default_factory=list)
+
+    def begin(self, line: str) -> None:
+        self.begun.append(line)
 
 
 @dataclass
@@ -97,7 +101,10 @@ async def test_what_runs_is_there_between_start_and_end_alone() -> None:
 async def test_readiness_is_the_first_word_that_speaks_against_new_work() -> None:
     service = Sample(settings())
     async with started(service):
+        assert service.running.runtime.begun == []
         assert service.state() == (True, "ready", {"own": None, "status": "ready", "issuer": None})
+        (line,) = service.running.runtime.begun
+        assert "status=ready" in line, "what is measured begins with the first word that it is ready"
         service.running.hindrance = "storage_full"
         told = {"own": "storage_full", "status": "storage_full", "issuer": None}
         assert service.state() == (False, "storage_full", told)

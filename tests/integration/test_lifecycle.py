@@ -288,7 +288,11 @@ async def test_an_instance_that_cannot_renew_takes_no_new_work_and_goes_on_with_
 @pytest.mark.one_instance("is about one process")
 async def test_two_services_in_one_process_share_nothing(start_service, postgres):
     elsewhere = {"postgres": {"database": postgres.database}}
-    async with start_service("mock;tokens=3") as one, start_service("mock;tokens=4", storage=elsewhere) as other:
+    named = {"legacy_ms_names": True}
+    async with (
+        start_service("mock;tokens=3", metrics=named) as one,
+        start_service("mock;tokens=4", metrics=named, storage=elsewhere) as other,
+    ):
         finals = []
         for service in (one, other, other):
             session_id = await service.create_session()

@@ -30,6 +30,7 @@ from agentic_backend.surfaces.agui import reading as agui_reading
 from agentic_backend.surfaces.mcp.tools import tool_name
 from agentic_backend.surfaces.openai import asked, items, reading, response_request
 from agentic_backend.surfaces.openai import request as chat_request
+from agentic_backend.tracing import traceparent
 from backend_kit import auth, wire
 from backend_kit.auth import api_keys
 from backend_kit.auth.acting import naming_headers
@@ -330,6 +331,14 @@ _EVENTS: Final = (
     *raw("[[1,2]],", '{"a":1},', before='[[1,"sources","[', behind='1]"]]'),
 )
 CASES: Final[dict[str, Case]] = {
+    "agentic_backend/tracing/traceparent.py::parse": (
+        traceparent.parse,
+        (
+            lambda n: "0" * n,
+            lambda n: "00-" * n,
+            lambda n: f"01-{'a' * 32}-{'b' * 16}-01" + "-x" * n,
+        ),
+    ),
     "agentic_backend/peers/events.py::decode_ask": (
         lambda made: decode_ask(made, user_id="u", session_id="s", exchange_id="e"),
         (*_JSON, *_OBJECT),
@@ -592,8 +601,16 @@ _OURS: Final = "its text is written by us, in the code or the configuration"
 _NAMES_TASK: Final = "the name of a task: text of ours, and an id of a bounded length"
 _PASSES_ON: Final = "passes its text on to others, or puts it into a value, without looking into it"
 _OPERATOR: Final = "the operator's own words, typed or configured"
+_KERNEL: Final = "a file of the kernel's, of which 4,096 bytes are read"
 
 UNREACHED: Final[dict[str, str]] = {
+    "agentic_backend/settings.py::pairs_of": _OPERATOR,
+    "agentic_backend/tracing/spans.py::user_name": _PASSES_ON,
+    "backend_kit/client/connections.py::body_of": _PASSES_ON,
+    "backend_kit/kpi/cores.py::pressure_s": _KERNEL,
+    "backend_kit/kpi/cores.py::run_delay_s": _KERNEL,
+    "backend_kit/kpi/cores.py::throttled_s": _KERNEL,
+    "backend_kit/kpi/statements.py::normalized": "statements stand in our code, their values are parameters",
     f"{_OPENAI}/citations.py::page_of": _OPERATOR,
     f"{_OPENAI}/reading.py::missing": _OURS,
     f"{_OPENAI}/response_object.py::seconds_of": _OURS,

@@ -135,7 +135,7 @@ async def test_connections_are_kept_and_their_number_is_bounded(fake: FakeKnowle
 
 async def test_searches_and_waits_for_a_connection_are_counted(fake: FakeKnowledge) -> None:
     registry = CollectorRegistry()
-    kpi = Kpi(registry, service="agentic")
+    kpi = Kpi(registry, service="agentic", legacy_ms_names=True)
     client = KnowledgeClient(KnowledgeEndpoint(fake.base_url, max_connections=1), AgenticMetrics(registry, kpi))
     try:
         await asyncio.gather(*(client.search(QUERY, Caller()) for _ in range(3)))

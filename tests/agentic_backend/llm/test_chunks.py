@@ -1,6 +1,8 @@
 import json
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,9 @@ from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.models import chat_openai
 from agentic_backend.llm.observer import TokenUse, Unobserved
+
+NO_SESSION: Any = SimpleNamespace(timeout=aiohttp.ClientTimeout())
+"""For a client that is asked nothing: a real one belongs to a loop."""
 
 
 def parse_chunk(data: bytes) -> dict[str, Any]:
@@ -136,7 +141,7 @@ CHUNK = st.fixed_dictionaries(
 @given(st.lists(CHUNK, min_size=1, max_size=4))
 def test_langchain_takes_every_chunk_that_passes(raw: list[dict[str, Any]]) -> None:
     """No answer of a model server becomes a KeyError or TypeError inside langchain-openai."""
-    model = chat_openai(CompletionsClient(None, Endpoint("http://x/v1", "m"), Unobserved()))  # type: ignore[arg-type]
+    model = chat_openai(CompletionsClient(NO_SESSION, Endpoint("http://x/v1", "m"), Unobserved()))
     merged = None
     for one in raw:
         try:

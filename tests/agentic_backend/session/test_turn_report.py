@@ -24,7 +24,8 @@ class Desk:
     """Accounts over a registry of their own, and one ask with its ledger."""
 
     def __init__(self, **ask: Any) -> None:
-        self.kpi = Kpi(CollectorRegistry(), service="agentic", phases=(*AGENT_PHASES, *TURN_PHASES))
+        phases = (*AGENT_PHASES, *TURN_PHASES)
+        self.kpi = Kpi(CollectorRegistry(), service="agentic", legacy_ms_names=True, phases=phases)
         self.windows = Windows()
         metrics = AgenticMetrics(self.kpi.registry, self.kpi)
         self.reports = TurnReports(self.kpi, metrics, self.windows)

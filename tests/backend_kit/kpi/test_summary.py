@@ -65,6 +65,17 @@ def test_lines_have_the_published_format_with_percentiles_after_it(kpi: Kpi) -> 
     ]
 
 
+def test_what_must_not_happen_is_told_at_0_too(kpi: Kpi) -> None:
+    kpi.told_at_zero += ["persist_lost", "rank_conflicts"]
+    summary = summary_of(kpi, top_n=3)
+    assert summary.lines() == [f"[KPI][SUMMARY] counter {name} count=0" for name in ("persist_lost", "rank_conflicts")]
+    kpi.counter("persist_lost|reason=full").inc(2)
+    assert summary.lines() == [
+        "[KPI][SUMMARY] counter rank_conflicts count=0",
+        "[KPI][SUMMARY] counter persist_lost|reason=full count=2",
+    ]
+
+
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys, time
 from prometheus_client import CollectorRegistry
