@@ -12,6 +12,7 @@ import psutil
 
 PREFIX: Final = "[KPI][PROCESS]"
 _MIB: Final = 1024 * 1024
+_PYTHON: Final = re.compile(r"python[\d.]*$")
 _UNSAFE: Final = re.compile(r"[^\w.:-]+", re.ASCII)
 
 
@@ -36,7 +37,7 @@ class Family:
     """A process and its descendants. `lines` and `line` say what they used since the last call, or since it was built.
 
     It costs some 0.2 ms a process and no look at those of others: call it from a thread that may wait. CPU in percent
-    of one core. What children that have ended used is in the sum alone.
+    of one core. What children that have ended used is in the sum alone, and in none of a process `alone`.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Family:
 
     def _read(self) -> list[_Reading]:
         pids = (self.pid,) if self._alone else (self.pid, *descendants(self.pid))
-        return [reading for pid in pids if (reading := _reading(pid)) is not None]
+        readings = [reading for pid in pids if (reading := _reading(pid)) is not None]
+        # A child's whole life goes to its parent when that has waited for it: of one alone it was never counted.
+        return [one._replace(ended_cpu_s=0.0) for one in readings] if self._alone else readings
 
     @staticmethod
     def _of(one: _Reading, before: dict[tuple[int, float], _Reading], window_s: float) -> str:
@@ -148,9 +151,21 @@ def open_descriptors(process: psutil.Process) -> int | None:
 def _name(process: psutil.Process) -> str:
     """The module of a Python that runs one, else the program: never an argument, which may hold a secret."""
     words = process.cmdline()
-    at = words.index("-m") + 1 if "-m" in words else len(words)
-    name = words[at] if at < len(words) else process.name()
+    name = (_module(words[1:]) if words and _PYTHON.match(Path(words[0]).name) else None) or process.name()
     return _UNSAFE.sub("_", name)[:60] or "unknown"
+
+
+def _module(words: list[str]) -> str | None:
+    """What Python's own `-m` names: one behind a script, or behind a `-c`, is an argument of that."""
+    rest = iter(words)
+    for word in rest:
+        if word == "-m":
+            return next(rest, None)
+        if word in ("-X", "-W"):
+            next(rest, None)
+        elif not word.startswith("-") or word == "-c":
+            return None
+    return None
 
 
 def _used(rss: int, descriptors: int | None, threads: int) -> str:

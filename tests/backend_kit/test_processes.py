@@ -97,6 +97,26 @@ def test_a_module_is_named_and_an_argument_is_not() -> None:
         assert lines[child.pid] == "timeit"
 
 
+@pytest.mark.parametrize("arguments", [("-c", COMPUTES), ("-W", "ignore", "-c", COMPUTES)])
+def test_an_argument_of_a_program_that_looks_like_a_module_is_none(arguments: tuple[str, ...]) -> None:
+    family = Family()
+    with program(*arguments, "-m", "canary") as child:
+        compute(child, 0.0)
+        assert str(child.pid) in " ".join(lines := family.lines())
+        assert "canary" not in " ".join(lines)
+
+
+def test_a_process_alone_has_not_used_what_a_child_did_that_has_ended() -> None:
+    with program("-c", COMPUTES) as child:
+        compute(child, 0.0)
+        alone, together = Family(alone=True, clock=Clock()), Family(clock=Clock())
+        compute(child, 0.5)
+    lines = alone.line("supervisor"), together.line("all")
+    told = [ALL.match(line) for line in lines if line is not None]
+    own, all_of_them = (float(one[3]) for one in told if one is not None)
+    assert own < 5.0 <= all_of_them  # 0.5 s of 10
+
+
 def test_descendants_of_descendants_are_found_and_those_of_nobody_are_none() -> None:
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COMPUTES!r}])"
     with program("-c", inner) as child:
