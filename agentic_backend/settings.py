@@ -944,6 +944,11 @@ def _number(value: Any) -> Any:
     return int(value) if re.fullmatch(r"\d{1,9}", value) else float(value) if _DECIMAL.fullmatch(value) else value
 
 
+def _is_true(value: Any) -> Any:
+    """What a variable says as OpenTelemetry reads it: `true` in any case, all else is no."""
+    return value.lower() == "true" if isinstance(value, str) else value
+
+
 def _otlp_protocol(value: str) -> str:
     if value != OTLP_PROTOCOL:
         raise SettingsRefused(f"must be {OTLP_PROTOCOL}, which is all that is sent here")
@@ -981,7 +986,7 @@ def pairs_of(text: str) -> dict[str, str]:
 def _header_pairs(value: SecretStr) -> SecretStr:
     for name, text in pairs_of(value.get_secret_value()).items():
         if not (_HEADER_NAME.fullmatch(name) and _HEADER_TEXT.fullmatch(text)):
-            raise SettingsRefused("must be headers: a name of letters, digits and dashes, a value of visible ASCII")
+            raise SettingsRefused("must be headers: a name as HTTP allows it, a value of visible ASCII")
     return value
 
 
@@ -990,7 +995,7 @@ def _attribute_pairs(value: str) -> str:
     return value
 
 
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,128}")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_TEXT: Final = re.compile(r"[\x20-\x7e]{0,8192}")
 
 
@@ -1012,9 +1017,7 @@ class TracingSettings(Section):
     """Milliseconds for one request, its answer included."""
     exporter: Literal["otlp", "none"] = "otlp"
     """`none` = no traces, whatever else is set."""
-    disabled: Annotated[bool, BeforeValidator(lambda value: value == "true" if isinstance(value, str) else value)] = (
-        False
-    )
+    disabled: Annotated[bool, BeforeValidator(_is_true)] = False
     """No traces, whatever else is set."""
     service_name: Text = "turnwise-agentic"
     """Name of the service in traces (`service.name`)."""

@@ -458,12 +458,19 @@ def test_the_standard_variables_set_where_traces_go_and_which() -> None:
     [
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://only:4318/here"}, "http://only:4318/here"),
         ({"OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_SDK_DISABLED": "True"}, None),
         ({"OTEL_SDK_DISABLED": "1"}, "https://cloud.example/api/public/otel/v1/traces"),
         ({"OTEL_TRACES_EXPORTER": "none"}, None),
     ],
 )
 def test_traces_have_an_address_of_their_own_or_none(more: dict[str, str], url: str | None) -> None:
     assert shipped("configuration.yaml", OTEL | more).tracing.url == url
+
+
+def test_a_header_may_have_any_name_that_http_allows() -> None:
+    headers = shipped("configuration.yaml", OTEL | {"OTEL_EXPORTER_OTLP_HEADERS": "api_key=k,x.y=z"}).tracing.headers
+    assert headers is not None
+    assert pairs_of(headers.get_secret_value()) == {"api_key": "k", "x.y": "z"}
 
 
 def test_without_an_endpoint_there_are_no_traces() -> None:
@@ -479,6 +486,7 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
         ("OTEL_TRACES_SAMPLER_ARG", "1.5", "must be at most 1"),
         ("OTEL_EXPORTER_OTLP_HEADERS", CANARY, "must be key=value"),
         ("OTEL_EXPORTER_OTLP_HEADERS", f"a=%0d%0a{CANARY}", "must be headers"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", f"a b={CANARY}", "must be headers"),
         ("OTEL_RESOURCE_ATTRIBUTES", "=x", "must be key=value"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "must be a whole number"),
     ],
