@@ -23,6 +23,8 @@ from backend_kit.wire import dumps
 UserIds = Literal["hashed", "plain", "none"]
 _CONTENT_CHARS: Final = 32_768
 _TEMPLATES: Final = 512
+_LARGEST: Final = (1 << 63) - 1
+"""What an attribute holds at most; what a model says of its tokens may be more."""
 _SLACK_MS: Final = 0.002
 """By which rows may stick out of the phase around them: each of their times is rounded to a microsecond."""
 
@@ -198,11 +200,11 @@ def _row_span(ended: Ended, use: Spent | None, model: str) -> Span:
 
 
 def _span(name: str, about: Mapping[str, Any], *, remote: bool, failed: bool) -> Span:
-    span = Span(name=name, kind=Span.SPAN_KIND_CLIENT if remote else Span.SPAN_KIND_INTERNAL)
+    span = Span(name=_text(name), kind=Span.SPAN_KIND_CLIENT if remote else Span.SPAN_KIND_INTERNAL)
     _fill(span.attributes, about)
     if failed:
         span.status.code = Status.STATUS_CODE_ERROR
-        span.status.message = str(about.get(names.ERROR, ""))
+        span.status.message = _text(str(about.get(names.ERROR, "")))
     return span
 
 
@@ -241,11 +243,13 @@ def _fill(attributes: Any, about: Mapping[str, Any]) -> None:
         one = attributes.add()
         one.key = key
         if isinstance(given, str):
-            try:
-                one.value.string_value = given
-            except UnicodeEncodeError:  # half of a pair, as JSON can have it
-                one.value.string_value = given.encode("utf-8", "replace").decode()
+            one.value.string_value = _text(given)
         elif isinstance(given, float):
             one.value.double_value = given
         else:
-            one.value.int_value = given
+            one.value.int_value = min(max(given, -_LARGEST), _LARGEST)
+
+
+def _text(given: str) -> str:
+    """What protobuf takes: it refuses half of a pair, as JSON can have it, and a turn must not fail for that."""
+    return given if given.isascii() else given.encode("utf-8", "replace").decode()

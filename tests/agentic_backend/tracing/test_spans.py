@@ -8,6 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client import CollectorRegistry
 
+from agentic_backend.tracing import names
 from agentic_backend.tracing.spans import Moment, SpanEncoder, parents_of, user_name
 from agentic_backend.tracing.traceparent import TraceParent
 from agentic_backend.tracing.turn import TracedTurn
@@ -168,3 +169,12 @@ def test_requests_one_after_the_other_are_one(ledger: Ledger) -> None:
     encoder = SpanEncoder({"service.name": "us"})
     body, _ = encoder.encode(turn(), Moment(SPAN, None, ARRIVED_NS, 1.0), ledger)
     assert len(ExportTraceServiceRequest.FromString(body + body).resource_spans) == 2
+
+
+def test_what_a_model_says_of_itself_cannot_make_a_turn_fail(ledger: Ledger) -> None:
+    ledger.add("tool_call", 100.1, 100.2, 0, "ok", {names.TOOL: "half \ud83d"})
+    ledger.add("llm_invoke", 100.2, 100.4, 0)
+    ledger.spent.append(Spent(100.3, "half \ud83d", 1 << 70, 1, 0.0))
+    _, tool, call = encoded(ledger, model="half \ud83d", error="half \ud83d", status="error")
+    assert (tool.name, call.name) == ("execute_tool half ?", "chat half ?")
+    assert about(call)[names.INPUT_TOKENS] == (1 << 63) - 1
