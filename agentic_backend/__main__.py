@@ -21,9 +21,9 @@ _LONGEST_TEMP = 40
 def main() -> int:
     """Serve until a signal ends it.
 
-    Exit codes: 0 drained, 1 forced or the agents could not be tried, 2 bad configuration, a model, an agent, spool
-    directory or pooler that cannot be used or a taken port, 3 another process has the spool directory or the database
-    (after a wait of up to 10 s at the start). What is detected later comes after a drain.
+    Exit codes: 0 drained, 1 forced or the agents could not be tried, 2 bad configuration, a model, an agent, a callback
+    handler, spool directory or pooler that cannot be used or a taken port, 3 another process has the spool directory or
+    the database (after a wait of up to 10 s at the start). What is detected later comes after a drain.
     """
     parser = arguments("agentic_backend", "The agentic service.")
     parser.add_argument("--siblings", type=Path, help=argparse.SUPPRESS)
@@ -33,7 +33,7 @@ def main() -> int:
         return _work(settings, options.worker, options.lifeline, options.siblings)
     if settings.app.workers > 1 and not options.check:
         return _supervise(settings)
-    if not _models_are_usable(settings.ai):
+    if not _models_are_usable(settings.ai) or not _handlers_are_usable(settings):
         return 2
     code = _try_agents(settings.ai, whole=options.check)
     if code != 0 or options.check:
@@ -46,7 +46,8 @@ def _supervise(settings: AgenticSettings) -> int:
     from backend_kit.http import CannotListen
     from backend_kit.workers import serve_workers
 
-    if not (_only_openai(settings.ai) and _only_own(settings.ai)) and (code := _try_aside()) != 0:
+    known = _only_openai(settings.ai) and _only_own(settings.ai) and not settings.tracing.callbacks
+    if not known and (code := _try_aside()) != 0:
         return code
     where = None if len(tempfile.gettempdir()) <= _LONGEST_TEMP else "/tmp"  # noqa: S108 - a directory of our own in it
     with tempfile.TemporaryDirectory(prefix="turnwise-workers-", dir=where) as directory:
@@ -112,6 +113,22 @@ def _models_are_usable(ai: Ai) -> bool:
     try:
         try_models(ai.called_models)
     except ModelUnusable as failure:
+        sys.stderr.write(f"{failure}\n")
+        return False
+    return True
+
+
+def _handlers_are_usable(settings: AgenticSettings) -> bool:
+    """Whether LangChain's callback handlers can be made; if not, stderr says why in one line."""
+    if not settings.tracing.callbacks:
+        return True  # and nothing heavy is imported
+    with heavy_imports():
+        from agentic_backend.agent.callback_handlers import HandlerUnusable, load_handlers
+        from agentic_backend.agent.hosted.check import prepare_imports
+    try:
+        prepare_imports(settings.ai)
+        load_handlers(settings.tracing.callbacks)
+    except HandlerUnusable as failure:
         sys.stderr.write(f"{failure}\n")
         return False
     return True
