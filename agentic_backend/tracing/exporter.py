@@ -27,6 +27,7 @@ _PASSING: Final = frozenset({429, 502, 503, 504})
 """The statuses after which OTLP/HTTP lets a request be sent again."""
 _TRIES: Final = Retries(max_retries=5, budget_s=60.0, base_s=1.0, cap_s=16.0)
 _LOG_S: Final = 60.0
+_LONGEST_REST_S: Final = 300.0
 
 
 class Sends(Protocol):
@@ -172,6 +173,7 @@ class TraceExporter:
         """Send a batch, with all tries that it has, and take it out of the queue."""
         request = self._request(batch.body)
         retries = Retries(max_retries=0) if last else _TRIES
+        rest_s = 0.0
         try:
             answer = await try_within(
                 retries,
@@ -185,6 +187,7 @@ class TraceExporter:
             reason: DropReason = "refused" if _asked_s(failure) is None else "unreachable"
             self._log.warning(reason, "traces not sent: %s", _cause(failure))
             self._drop(reason, batch.spans)
+            rest_s = min(_asked_s(failure) or 0.0, _LONGEST_REST_S)
         else:
             rejected = min(_rejected(answer.body), batch.spans)
             if rejected:
@@ -192,6 +195,8 @@ class TraceExporter:
                 self._drop("rejected", rejected)
             self._metrics.trace_spans_sent.inc(batch.spans - rejected)
         self._take(batch.spans)
+        if rest_s and not last:  # the next ones must not come sooner than it asked for, either
+            await self._sleep(rest_s)
 
     def _request(self, body: bytes) -> HttpRequest:
         headers = {"Content-Type": "application/x-protobuf", **self._rules.headers}

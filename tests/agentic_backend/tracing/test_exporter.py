@@ -140,6 +140,16 @@ async def test_it_waits_for_as_long_as_the_endpoint_asks(bench: Bench) -> None:
     assert bench.sent == 1
 
 
+async def test_where_it_asks_for_longer_than_a_batch_is_kept_the_next_one_waits(bench: Bench) -> None:
+    bench.endpoint.answers = [refused(429, Retry_After="120")]
+    bench.offer(b"a", 4)
+    bench.offer(b"b", 4)
+    await bench.settle()
+    assert [request.data for request in bench.endpoint.requests] == [b"a", b"b"]
+    assert bench.clock.slept == [120.0]
+    assert (bench.dropped("unreachable"), bench.sent) == (4, 4)
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 501])
 async def test_a_refusal_that_another_try_would_not_change_is_not_repeated(bench: Bench, status: int) -> None:
     bench.endpoint.answers = [refused(status)]
