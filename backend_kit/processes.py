@@ -18,7 +18,7 @@ _UNSAFE: Final = re.compile(r"[^\w.:-]+", re.ASCII)
 
 class _Reading(NamedTuple):
     """One process now. CPU in seconds since its start: its own, and that of children which it has waited for. None is
-    what may not be read."""
+    what may not be read. One that has ended has no name, but its CPU until it is waited for."""
 
     pid: int
     born: float
@@ -55,7 +55,7 @@ class Family:
         window_s, before, now = self._turn_over()
         if len(now) < 2 and not self._used_by_ended(before, now):
             return []
-        told = [self._of(one, before, window_s) for one in now if one.pid != self.pid]
+        told = [self._of(one, before, window_s) for one in now if one.pid != self.pid and one.name]
         return [*told, self._sum("all", window_s, before, now)]
 
     def line(self, name: str) -> str | None:
@@ -129,13 +129,15 @@ def _reading(pid: int) -> _Reading | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            cpu, name = process.cpu_times(), _name(process)
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            cpu, name = process.cpu_times(), "" if ended else _name(process)
             rss, threads = process.memory_info().rss, process.num_threads()
             born = process.create_time()
     except (psutil.Error, OSError):  # it has ended, or no descriptor is free to read of it
         return None
     ended_s = cpu.children_user + cpu.children_system
-    return _Reading(pid, born, name, cpu.user + cpu.system, ended_s, rss, open_descriptors(process), threads)
+    descriptors = 0 if ended else open_descriptors(process)
+    return _Reading(pid, born, name, cpu.user + cpu.system, ended_s, rss, descriptors, threads)
 
 
 def open_descriptors(process: psutil.Process) -> int | None:

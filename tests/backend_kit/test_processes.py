@@ -90,6 +90,23 @@ def test_each_descendant_has_a_line_and_the_sum_keeps_what_ended_ones_used() -> 
     assert str(child.pid) not in " ".join(family.lines())
 
 
+def test_one_that_has_ended_and_is_not_waited_for_counts_once() -> None:
+    with program("-c", COMPUTES) as child:
+        compute(child, 0.5)
+        family = Family(clock=Clock())
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        looks = [family.lines()]
+        child.wait()
+        looks.append(family.lines())
+    assert str(child.pid) not in " ".join(looks[0])
+    for line in (lines[-1] for lines in looks):
+        told = ALL.match(line)
+        assert told is not None
+        assert float(told[3]) < 5.0  # 0.5 of 10 s was before
+
+
 def test_a_module_is_named_and_an_argument_is_not() -> None:
     family = Family()
     with program("-m", "timeit", "-s", "import sys", "-n", "1", "sys.stdin.read()", "the secret") as child:
