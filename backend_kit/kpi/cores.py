@@ -160,10 +160,10 @@ class Starved:
         )
 
     def publish(self, seen: Starvation) -> None:
-        """Count what has come since the last call."""
+        """Count what has come since the last call. A monitor that was started again begins at 0, as its files do."""
         before, self.seen = self.seen, seen
-        self._run_queue.inc(seen.run_queue_s - before.run_queue_s)
-        self._throttled.inc(seen.throttled_s - before.throttled_s)
+        self._run_queue.inc(max(seen.run_queue_s - before.run_queue_s, 0.0))
+        self._throttled.inc(max(seen.throttled_s - before.throttled_s, 0.0))
         if seen.pressure_s is not None:
             self._pressure.labels("some").inc(max(seen.pressure_s - (before.pressure_s or 0.0), 0.0))
 

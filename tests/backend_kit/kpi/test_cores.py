@@ -164,6 +164,16 @@ def test_what_is_published_is_what_has_come_since(kpi: Kpi) -> None:
     assert value("app_cpu_pressure_seconds_total", {"kind": "some"}) == 4.0
 
 
+def test_a_monitor_that_was_started_again_takes_nothing_back(kpi: Kpi) -> None:
+    starved = Starved(kpi, 0.04)
+    for seen in (Starvation(1.0, 0.5, 9.0), Starvation(0.25, 0.0, 0.0), Starvation(0.5, 0.25, 1.0)):
+        starved.publish(seen)
+    value = kpi.registry.get_sample_value
+    assert value("app_cpu_starved_seconds_total", {"kind": "run_queue"}) == 1.25
+    assert value("app_cpu_starved_seconds_total", {"kind": "throttled"}) == 0.75
+    assert value("app_cpu_pressure_seconds_total", {"kind": "some"}) == 10.0
+
+
 @pytest.mark.parametrize(
     ("waited", "asleep_s", "waits", "wait_s"),
     [(0.0, 0.04, 1, 0.0), (0.0, 0.5, 12, 0.0), (0.01, 0.04, 1, 0.01), (0.1, 0.04, 3, 0.1 + 0.06 + 0.02)],
