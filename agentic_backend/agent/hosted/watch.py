@@ -213,11 +213,13 @@ class Watch(StreamMessagesHandler):
         call = self._calls.pop(run_id, None)
         if call is None:
             return
-        call.timer.__exit__(None, None, None)
         message = _message_of(response)
-        if message is not None:
-            self._note(call, message)
-        self._account(call, "ok", message)
+        try:
+            if message is not None:
+                self._note(call, message)
+            self._account(call, "ok", message)  # in its phase: a trace finds by that whose tokens they are
+        finally:
+            call.timer.__exit__(None, None, None)
         if call.quiet:
             return
         if not call.begun and isinstance(message, AIMessage):
