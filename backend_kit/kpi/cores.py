@@ -72,7 +72,8 @@ class CoreWaits:
         self._files.close()
 
     def sleep_begins(self) -> None:
-        """The monitor goes to sleep on a timer."""
+        """The monitor goes to sleep on a timer. Waits from before say nothing of its wake: 25 times a second."""
+        self._both_s = self._sum_of_both()
         if self._both_s is None:
             self._cpu_s = self._cpu_clock()
 
@@ -96,7 +97,6 @@ class CoreWaits:
         if loop_s is not None and self._loop_s is not None:
             waited = max(loop_s - self._loop_s, 0.0)
         self._loop_s = loop_s
-        self._both_s = self._sum_of_both()
         throttled = self._throttled()
         # The group's, whose threads stand still on several cores at once: at most what the loop's thread waited.
         quota_s = min(max(throttled - self._throttled_s, 0.0), waited)

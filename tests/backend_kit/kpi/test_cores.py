@@ -139,6 +139,16 @@ def test_a_late_wake_is_a_wait_as_far_as_the_kernel_counts_one(proc: Proc) -> No
         assert cores.waited(0.0005) == 0.0
 
 
+def test_a_wait_from_before_the_sleep_explains_no_late_wake(proc: Proc) -> None:
+    proc.waited(0.0)
+    with waits(proc) as cores:
+        cores.sleep_begins()
+        proc.waited(0.5)  # the loop's, while the monitor had a core
+        assert cores.waited(0.0) == 0.0
+        cores.sleep_begins()
+        assert cores.waited(0.2) == 0.0  # a call on the loop held the GIL
+
+
 @pytest.mark.parametrize("zeros", [False, True], ids=["no file", "zeros"])
 def test_where_the_kernel_counts_nothing_a_late_wake_is_what_we_did_not_compute(proc: Proc, zeros: bool) -> None:
     if zeros:
