@@ -91,20 +91,23 @@ async def _profiled(config: RunConfig, pid: int, flame: str, argv: Sequence[str]
         run = replace(quiet(config), observe=replace(config.observe, verdict=operator))
         process = psutil.Process(pid) if pid else None
         seconds = config.load.duration_s * (0.4 if flame else 0.8)
-        stacks: list[Stack] = []
-        used_s = 0.0
-        async with asyncio.TaskGroup() as group:
-            load = group.create_task(run_load(run, argv), name="load")
-            if spy is not None and process is not None:
-                try:
-                    stacks, used_s = await asyncio.to_thread(_sampled, spy, process, seconds, flame)
-                except (BenchError, psutil.Error) as failure:
-                    notes.append(f"no stacks: {failure}")
+
+        async def sampled() -> tuple[list[Stack], float]:
+            if spy is None or process is None:
+                return [], 0.0
+            try:
+                return await asyncio.to_thread(_sampled, spy, process, seconds, flame)
+            except (BenchError, psutil.Error) as failure:
+                notes.append(f"no stacks: {failure}")
+                return [], 0.0
+
+        # Not in a TaskGroup: what is wrong with the run would come out of it as a group, which nobody prints.
+        recording, (stacks, used_s) = await asyncio.gather(run_load(run, argv), sampled())
         if not (stacks or config.observe.metrics_urls or operator):
             raise BenchError(notes[-1])
         if operator:
             stalls = (await service.get("/kpi/stalls"))[:_STALLS]
-    return Profile(build_report(load.result()), stacks, seconds, used_s, stalls, notes)
+    return Profile(build_report(recording), stacks, seconds, used_s, stalls, notes)
 
 
 def _sampled(spy: str, process: psutil.Process, share: float, flame: str) -> tuple[list[Stack], float]:

@@ -101,6 +101,14 @@ def test_what_makes_no_sense_is_refused(argv: tuple[str, ...], why: str, capsys:
 
 
 @pytest.mark.servers
+async def test_a_run_that_cannot_be_prepared_is_said_to_be() -> None:
+    nobody = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    async with scripted_service(verdict={"bound_by": "nobody"}) as service:
+        profile = await bench("profile", "-url", service.url, *SHORT, "-postgres", nobody)
+    assert (profile.code, profile.stderr) == (2, "ws_bench: -postgres: cannot connect (OperationalError)\n")
+
+
+@pytest.mark.servers
 @pytest.mark.parametrize(("says", "why"), [(403, "operator_roles"), (None, "does not have it")])
 async def test_a_service_without_a_verdict_for_us_is_said_to_be(says: int | None, why: str) -> None:
     async with scripted_service(verdict=says) as service:
