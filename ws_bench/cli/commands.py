@@ -117,6 +117,19 @@ def check_outputs(outputs: Outputs) -> None:
             raise UsageError(f"-{flag}: cannot write into {str(directory)!r}")
 
 
+def check_one_table(config: RunConfig) -> None:
+    """For a command of several loads, which prints a table of its own and writes it as JSON: raise `UsageError` for
+    what only one run shows, and for a file that cannot be written."""
+    outputs, gates, observe = config.outputs, config.gates, config.observe
+    of_a_run = (outputs.html, outputs.csv, outputs.markdown, gates.thresholds, gates.goodput, observe.postgres,
+                observe.pids, config.verify_history)  # fmt: skip
+    if any(of_a_run):
+        raise UsageError(
+            "-html, -md, -csv, -threshold, -goodput, -postgres, -watch-pid and -verify-history are for one run"
+        )
+    check_outputs(outputs)
+
+
 def write_outputs(report: RunReport, outputs: Outputs) -> None:
     """Write the files that were asked for. Raises `BenchError`."""
     makers: dict[str, Callable[[], bytes]] = {

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import check_outputs, run_in_loop
+from ws_bench.cli.commands import check_one_table, run_in_loop
 from ws_bench.cli.matrix import cell
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
@@ -46,7 +46,7 @@ def ladder_command(argv: list[str]) -> int:
     Raises `BenchError`, also for an agent that does not answer."""
     values = _flags().parse(argv)
     config = config_of(values)
-    check_outputs(config.outputs)
+    check_one_table(config)
     if config.protocol != "ws" or config.load.open or config.load.duration_s or config.workers > 1:
         raise UsageError("ladder is for -protocol ws in a closed loop of a number of turns, in one process")
     if values.rounds < 1:

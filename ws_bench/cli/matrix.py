@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import check_outputs, run_in_loop
+from ws_bench.cli.commands import check_one_table, run_in_loop
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
@@ -38,8 +38,8 @@ def matrix_command(argv: list[str]) -> int:
     flags = _flags()
     values = flags.parse(argv)
     base = config_of(values)
-    check_outputs(base.outputs)
-    if base.load.open or base.load.duration_s or base.workers > 1 or base.observe.postgres or values.rounds < 1:
+    check_one_table(base)
+    if base.load.open or base.load.duration_s or base.workers > 1 or values.rounds < 1:
         raise UsageError("matrix is for a closed loop of a number of turns in one process, at least one -round")
     varied = values.vary or [_parse_varied("protocol=" + ",".join(_PROTOCOLS))]
     cases, left_out = combinations(flags, argv, varied)

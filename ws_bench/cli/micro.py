@@ -16,6 +16,7 @@ from aiohttp import ClientSession, web
 from websockets.asyncio.server import ServerConnection, serve
 
 from backend_kit.wire import dumps
+from ws_bench.cli.commands import check_one_table
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags, parse_duration
 from ws_bench.config.runflags import run_flags
@@ -27,8 +28,10 @@ from ws_bench.record.dialects import NativeTurn, ask_frame, clock, parse_event
 from ws_bench.record.results import Histogram
 from ws_bench.record.summary import EXIT_GATE, EXIT_OK
 from ws_bench.record.timing import HEAD, Run, empty, measure, pinned, row
-from ws_bench.report.report import Style
+from ws_bench.report.report import Style, write_file
 
+SCHEMA = "turnwise.ws_bench.micro"
+SCHEMA_VERSION = 1
 _EXCHANGE = "4f1f0f6d6d6a4c0f8b6c1f0e6a5d4c3b"
 _AT_A_TIME = 20
 _PAGE = b"x" * 4096
@@ -54,8 +57,10 @@ def micro_command(argv: list[str]) -> int:
     config = config_of(values)
     if config.protocol != "ws":
         raise UsageError("micro is for -protocol ws")
+    check_one_table(config)
     named = any(word.lstrip("-").partition("=")[0] == "url" for word in argv)
     over = 0
+    samples_us: dict[str, list[float]] = {}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, disk_pieces(values.dir) as disk:
         pieces = [*code_pieces(), *disk, *loop_pieces(runner)]
         with _opened(runner, config if named else None) as remote, pinned() as where:
@@ -65,11 +70,16 @@ def micro_command(argv: list[str]) -> int:
             nothing = measure(empty, values.seconds, 0.0).least
             for piece in [*pieces, *remote]:
                 if values.only in piece.name:
-                    line, good = row(
-                        piece.name, measure(piece.run, values.seconds, nothing, piece.each), piece.bound_us
-                    )
+                    timings = measure(piece.run, values.seconds, nothing, piece.each)
+                    samples_us[piece.name] = timings.costs
+                    line, good = row(piece.name, timings, piece.bound_us)
                     over += not good
                     print(line, flush=True)
+    if not samples_us:
+        raise UsageError(f"-only {values.only}: no piece is called so")
+    if config.outputs.json:
+        content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "samples_us": samples_us}
+        write_file(config.outputs.json, dumps(content) + b"\n")
     return EXIT_GATE if over else EXIT_OK
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import check_outputs, run_in_loop
+from ws_bench.cli.commands import check_one_table, run_in_loop
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
@@ -55,7 +55,7 @@ def profile_command(argv: list[str]) -> int:
     if values.native is None:  # of the two protocols of a socket, the one whose ledger is whole
         values.native = values.protocol == "ws"
     config = config_of(values)
-    check_outputs(config.outputs)
+    check_one_table(config)
     if config.load.open or config.load.duration_s < _LEAST_S or config.workers > 1:
         raise UsageError(f"profile is for a closed loop in one process, for a -duration of at least {_LEAST_S:g}s")
     if values.pid and not psutil.pid_exists(values.pid):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend_kit.wire import dumps
-from ws_bench.cli.commands import check_outputs, run_in_loop
+from ws_bench.cli.commands import check_one_table, run_in_loop
 from ws_bench.cli.sweep import parse_levels
 from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
@@ -39,7 +39,7 @@ def verdict_command(argv: list[str]) -> int:
     succeeded. Raises `BenchError`, also where the service gives no verdict."""
     values = _flags().parse(argv)
     config = config_of(values)
-    check_outputs(config.outputs)
+    check_one_table(config)
     if config.load.open or config.load.duration_s < _LEAST_S or config.workers > 1:
         raise UsageError(
             f"verdict is for a closed loop in one process, each step a -duration of at least {_LEAST_S:g}s"

@@ -31,7 +31,8 @@ async def test_each_tells_of_a_service_what_it_is_for(start_service: StartServic
     async with start_service(model="mock;tokens=10;gap=1;floor=120") as running:
         url = ("-url", running.ws_url)
 
-        micro = await bench("micro", *url, "-seconds=10ms", "-dir", str(tmp_path))
+        micro = await bench("micro", *url, "-seconds=10ms", "-dir", str(tmp_path), "-json", str(out))
+        assert all(us for us in read(out)["samples_us"].values())
         assert micro.code in (0, 1), micro.stderr
         for piece in ("frame encode: an ask", "websocket: echo", "disk: commit", "service: ping of a chat socket"):
             assert piece in micro.stdout
@@ -93,6 +94,11 @@ def test_a_service_that_is_away_is_said_to_be(command: str, capsys: pytest.Captu
         (("profile", "-pid", "999999999"), "no such process"),
         (("profile", "-flame", "x.svg"), "-flame needs -pid"),
         (("micro", "-dir", "/nowhere"), "a directory"),
+        *(
+            ((command, flag, value), "are for one run")
+            for command in ("ladder", "matrix", "profile", "verdict", "micro")
+            for flag, value in (("-html", "x.html"), ("-threshold", "errors:rate<1%"), ("-watch-pid", "1"))
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(argv: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,11 +107,19 @@ def test_what_makes_no_sense_is_refused(argv: tuple[str, ...], why: str, capsys:
 
 
 @pytest.mark.servers
+async def test_pieces_that_are_not_there_are_said_to_be() -> None:
+    micro = await bench("micro", "-seconds=1ms", "-only=no piece's name")
+    assert (micro.code, micro.stderr) == (2, "ws_bench: -only no piece's name: no piece is called so\n")
+
+
+@pytest.mark.servers
 async def test_a_run_that_cannot_be_prepared_is_said_to_be() -> None:
-    nobody = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
     async with scripted_service(verdict={"bound_by": "nobody"}) as service:
-        profile = await bench("profile", "-url", service.url, *SHORT, "-postgres", nobody)
-    assert (profile.code, profile.stderr) == (2, "ws_bench: -postgres: cannot connect (OperationalError)\n")
+        service.create_status = 503
+        profile = await bench("profile", "-url", service.url, *SHORT, "-prepare-sessions")
+    assert profile.code == 2
+    assert profile.stderr.startswith("ws_bench: ")
+    assert "Traceback" not in profile.stderr
 
 
 @pytest.mark.servers
