@@ -104,8 +104,14 @@ class _Connector(aiohttp.TCPConnector):
         super()._release(key, protocol, should_close=should_close or full)
 
     async def _wait_for_available_connection(self, key: Any, traces: list[Any]) -> None:
-        async with asyncio.timeout(self._limits.pool_s):
-            await super()._wait_for_available_connection(key, traces)
+        try:
+            async with asyncio.timeout(self._limits.pool_s):
+                await super()._wait_for_available_connection(key, traces)
+        except (TimeoutError, asyncio.CancelledError):
+            # A wait in vain is one, too, and the longest: aiohttp tells the end of none but those with a connection.
+            for trace in traces:
+                await trace.send_connection_queued_end()
+            raise
 
 
 def body_of(data: bytes, write_s: float | None) -> "bytes | aiohttp.payload.Payload":

@@ -104,3 +104,33 @@ def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
         Connections(**{name: 0})
     with pytest.raises(ValueError, match="positive"):
         Connections(max_connections=-1)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_wait_in_vain_is_counted_too(stopped: bool) -> None:
+    waits: list[float] = []
+    asked, let_go = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.Response:
+        asked.set()
+        await let_go.wait()
+        return web.Response()
+
+    ledger = Ledger(Kpi(CollectorRegistry(), service="agentic"))
+    limits = Connections(max_connections=1, pool_s=None if stopped else 0.05)
+    with ledger.activate():
+        async with (
+            serving(answer) as url,
+            open_session(limits, pool_wait=waits.append, pool_wait_row="some_pool_wait") as session,
+            asyncio.TaskGroup() as group,
+        ):
+            first = group.create_task(session.get(url))
+            await asked.wait()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05 if stopped else None):
+                    await session.get(url)
+            let_go.set()
+            (await first).release()
+    assert len(waits) == 1
+    assert [found["phase"] for found in ledger.rows()] == ["some_pool_wait"]
