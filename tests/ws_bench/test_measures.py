@@ -306,6 +306,15 @@ async def test_the_services_metrics_are_joined_over_the_steady_window(tmp_path: 
         assert words in done.stdout
 
 
+async def test_workers_keep_what_the_service_says_of_them_all(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    async with scripted_service(metrics=str, verdict={"bound_by": "llm_floor"}) as service:
+        done = await bench("-workers=2", "-url", service.url, "-clients=2", "-requests-per-client=2", "-server-metrics",
+                           service.metrics_url, "-json", str(out), *QUICK)  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert result_of(out)["recording"]["verdict"]["bound_by"] == "llm_floor"
+
+
 async def test_a_service_without_metrics_or_verdict_changes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with scripted_service(paced) as service:

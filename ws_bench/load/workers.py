@@ -18,7 +18,7 @@ from ws_bench.errors import PreparationFailed, UsageError
 from ws_bench.load.live import Progress
 from ws_bench.load.pacing import Interrupt
 from ws_bench.load.run import StopSignals, observed
-from ws_bench.load.server import ServerMonitor, server_view
+from ws_bench.load.server import ServerMonitor, server_view, verdict_of
 from ws_bench.record.dialects import clock
 from ws_bench.record.environment import environment
 from ws_bench.record.postgres import PostgresMonitor
@@ -94,7 +94,9 @@ class _WorkerProcesses:
         shift = self._started_unix - merged.started_unix
         log = self._server.log
         log.scrapes = [replace(scrape, at=scrape.at + shift) for scrape in log.scrapes]
-        merged.server = server_view(log, window_of(merged))
+        window = window_of(merged)
+        merged.server = server_view(log, window)
+        merged.verdict = verdict_of(log, window)
         return merged
 
     async def _child(self, number: int) -> None:
