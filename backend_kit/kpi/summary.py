@@ -69,7 +69,7 @@ class ProcessLine:
         return f"{head} open_fds={'n/a' if descriptors is None else descriptors} threads={threads} {pauses}"
 
 
-class _Due:
+class Due:
     """When something comes next that comes every `every_s` seconds; never with 0."""
 
     def __init__(self, every_s: float, began: float) -> None:
@@ -80,7 +80,9 @@ class _Due:
         """Whether it is time; then the next time is set."""
         if now < self.at:
             return False
-        self.at = max(self.at + self._every_s, now)
+        self.at += self._every_s
+        if self.at <= now:  # late by more than that: no second one at once, over no time at all
+            self.at = now + self._every_s
         return True
 
 
@@ -219,11 +221,11 @@ class Summary:
                 self._logger.warning(text)
         self._write(summary=summary.at < inf, processes=processes if own.at < inf else None)
 
-    def _begin(self) -> "tuple[Callable[[], list[str]], _Due, _Due]":
+    def _begin(self) -> "tuple[Callable[[], list[str]], Due, Due]":
         """What gives the lines of the processes from now on; when the next summary is due, and when these are."""
         began = perf_counter()
         process_every_s = self._process_interval if self._interval > 0 else 0.0
-        return self._processes(), _Due(self._interval, began), _Due(process_every_s, began)
+        return self._processes(), Due(self._interval, began), Due(process_every_s, began)
 
     def _processes(self) -> Callable[[], list[str]]:
         """What gives the lines of this process and of those that belong to it, from now on."""

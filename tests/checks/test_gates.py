@@ -74,8 +74,10 @@ def test_a_run_that_reaches_too_little_fails_and_names_the_lines() -> None:
     done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
     assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
-    assert re.search(r"^ +0\.00 % of agentic_backend/chat, agentic_backend/rest \(\d+ files", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^ +[1-4]\d\.\d\d % of agentic_backend/chat, agentic_backend/rest \(\d+ files", done.stdout, re.MULTILINE
+    )
     missed = dict(re.findall(r"^ +(agentic_backend/\S+): lines (.*)$", done.stdout, re.MULTILINE))
     assert len(missed["agentic_backend/chat/hub.py"].split(",")) > 200
-    # What runs when a module is imported is among what is reached.
+    # What runs when a module is imported is among what is reached, whoever imports it.
     assert len(missed["agentic_backend/spool/cache.py"].split(",")) < 10

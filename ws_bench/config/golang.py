@@ -132,11 +132,13 @@ class Flags:
     def __init__(self, prog: str, description: str) -> None:
         self.parser = Parser(prog=prog, allow_abbrev=False, description=description)
         self.value_flags: set[str] = set()
+        self.program = prog
+        """Whose command lines the examples of the groups from here on are."""
         self._groups: list[tuple[str, str, list[_Described]]] = []
 
     def group(self, title: str, example: str) -> None:
         """Flags from here on stand under this title, which ends with a command line of theirs, without the program."""
-        self._groups.append((title, example, []))
+        self._groups.append((title, f"{self.program} {example}", []))
         self.parser.written = self._help
 
     def value(
@@ -182,7 +184,7 @@ class Flags:
             lines += ["", f"{title}:"]
             for flag in flags:
                 lines += self._entry(flag)
-            lines += [f"  example: {self.parser.prog} {example}"]
+            lines += [f"  example: {example}"]
         return "\n".join(lines) + "\n"
 
     def _entry(self, flag: _Described) -> list[str]:

@@ -27,6 +27,8 @@ NATIVE_SUBPROTOCOL = "turnwise.v1"
 def run_flags(prog: str, description: str) -> Flags:
     """The flags of a run, for `run` itself and for the commands that start several runs."""
     flags = Flags(prog, description)
+    # Not every command takes all of them; `run` does.
+    flags.program = "ws_bench run"
     _target_flags(flags)
     _ask_flags(flags)
     _session_flags(flags)
@@ -35,6 +37,7 @@ def run_flags(prog: str, description: str) -> Flags:
     _misbehaviour_flags(flags)
     _watch_flags(flags)
     _result_flags(flags)
+    flags.program = prog
     return flags
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from backend_kit.kpi import Kpi, Summary
-from backend_kit.kpi.summary import ProcessLine
+from backend_kit.kpi.summary import Due, ProcessLine
 from tests.backend_kit.kpi.conftest import TellingStream
 from tests.support.patience import PATIENCE_S
 
@@ -63,6 +63,15 @@ def test_lines_have_the_published_format_with_percentiles_after_it(kpi: Kpi) -> 
         *(f"[KPI][SUMMARY] {a} avg={b} p50={p50:.2f} p95={p95:.2f} p99={p95:.2f}" for a, b, p50, p95 in spreads),
         "[KPI][SUMMARY] counter turns|agent=Georges count=1",
     ]
+
+
+def test_what_is_late_by_more_than_its_interval_comes_once() -> None:
+    due = Due(10.0, 0.0)
+    assert [due.passed(now) for now in (9.9, 10.2, 10.3, 20.1, 55.0, 55.1, 64.9, 65.0)] == [
+        *(False, True, False, True),
+        *(True, False, False, True),
+    ]
+    assert not Due(0.0, 0.0).passed(1e9)
 
 
 def test_what_must_not_happen_is_told_at_0_too(kpi: Kpi) -> None:

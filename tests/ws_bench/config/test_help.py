@@ -41,11 +41,12 @@ def test_every_flag_has_its_line_and_a_value(command: str) -> None:
 def test_every_group_ends_with_an_example_that_parses(command: str) -> None:
     text = help_of(COMMANDS[command]())
     groups = re.findall(r"^(\S.*):$", text, re.MULTILINE)
-    examples = re.findall(rf"^  example: ws_bench {command} (.*)$", text, re.MULTILINE)
+    examples = re.findall(r"^  example: ws_bench (\S+) (.*)$", text, re.MULTILINE)
     assert len(groups) == len(examples) >= 8
-    for example in examples:
+    assert {of for of, _ in examples} <= {"run", command}
+    for of, example in examples:
         argv = [word for word in shlex.split(example) if word != "questions.txt" and word != "-prompts"]
-        config_of(COMMANDS[command]().parse(argv))
+        config_of(COMMANDS[of]().parse(argv))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
