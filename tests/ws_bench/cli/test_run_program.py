@@ -305,8 +305,8 @@ async def test_bad_usage_is_exit_code_2_with_one_line(argv: tuple[str, ...], sai
 async def test_help_lists_every_flag() -> None:
     done = await bench("run", "-h")
     assert done.code == 0
-    for flag in ("--url", "--create-session", "--requests-per-client", "--native", "--include-corpus-scope", "--json"):
-        assert flag in done.stdout
+    for flag in ("-url", "-create-session", "-requests-per-client", "-native", "-include-corpus-scope", "-json"):
+        assert f"\n  {flag}" in done.stdout
     overview = await bench("-h")
     assert "mock-llm" in overview.stdout
     # Without a word it does not load an address that nobody named with 150 clients.
