@@ -14,7 +14,7 @@ from tests.support.service import BASE, hear, hear_until, say
 
 __all__ = ["start_process"]
 
-COUNTER = re.compile(r"\[KPI\]\[SUMMARY\] counter (\S+) count=(\d+)$")
+COUNTER = re.compile(r"\[KPI\]\[SUMMARY\] counter (\S+) count=(\d+(?:\.\d+)?)$")
 LEGACY = {
     "app_phase_latency_ms": "histogram",
     "chat_user_message_total": "counter",
@@ -53,7 +53,7 @@ def ask(session_id, message="Hello", **more):
 
 def counted(lines, key):
     """What a counter has come to over all summaries."""
-    return sum(int(read[2]) for line in lines if (read := COUNTER.match(line)) and read[1] == key)
+    return sum(float(read[2]) for line in lines if (read := COUNTER.match(line)) and read[1] == key)
 
 
 def sample(exposition, name):
