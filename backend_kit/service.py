@@ -150,7 +150,7 @@ class Service(ABC, Generic[Config, State]):
         return self._state
 
     def state(self) -> tuple[bool, str, dict[str, Any]]:
-        """Readiness. It does not depend on Postgres, or one outage would take out all instances."""
+        """Readiness, asked on the loop. It does not depend on Postgres, or one outage would take out all instances."""
         state = self._state
         if state is None:
             return False, "starting", {}

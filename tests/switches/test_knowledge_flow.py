@@ -1,5 +1,6 @@
 """Knowledge flow: one case for each key of config/knowledge_flow/configuration_bench.yaml."""
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from tests.knowledge_flow_backend.conftest import corpus, start_knowledge_flow
 from tests.knowledge_flow_backend.corpus import Corpus
 from tests.knowledge_flow_backend.service import BASE, StartKnowledgeFlow, settings_on
 from tests.support.mock_llm import MockModel
+from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.processes import ForkedModule
@@ -144,7 +146,9 @@ async def test_the_embedding_model_is_called_as_configured(
         settings = {"base_url": f"{url}other/v9", "max_retries": retries}
         model = {"provider": "openai", "name": "mock", "settings": settings}
         async with start_knowledge_flow(ready=False, embedding_model=model) as service:
-            await until(lambda: service.service.state()[1] != "starting")
+            async with asyncio.timeout(PATIENCE_S):
+                while service.service.state()[1] == "starting":  # noqa: ASYNC110 - readiness tells nobody
+                    await asyncio.sleep(0.01)
             body = {"question": "anything", "search_policy": "semantic"}
             async with service.http.post(f"{BASE}/vector/search", json=body) as response:
                 assert response.status == 503
