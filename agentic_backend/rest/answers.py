@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import Overloaded
 from backend_kit.aio import Crowded, FairGate, GateRules
-from backend_kit.kpi import Kpi
+from backend_kit.kpi import Kpi, Status
 from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,15 @@ class PagedAnswer(Response):
     def __init__(
         self, answers: Answers, user_id: str, parts: Parts, *, media_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`parts` has one part at least. Making a part is timed as `history_get`."""
+        """`parts` has one part at least. The time that making them takes together is its `history_get`."""
         self.media_type = media_type
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._answers = answers
         self._user_id = user_id
         self._parts = parts
+        self._made_s = 0.0
+        self._made: Status | None = None
         self._begun = self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
@@ -92,6 +95,8 @@ class PagedAnswer(Response):
             state.get("abort", _nothing)()
         finally:
             on_gone(None)
+            if self._made is not None:
+                self._answers.kpi.record_phase("history_get", self._made_s, self._made)
 
     async def _send_all(self, send: Send) -> None:
         last = False
@@ -104,8 +109,7 @@ class PagedAnswer(Response):
 
     async def _send_next(self, send: Send) -> bool:
         """Make a part and send it; whether it was the last one."""
-        with self._answers.kpi.phase("history_get"):
-            part = await anext(self._parts, AnswerPart(b"", last=True))
+        part = await self._next_part()
         if not self._begun:
             if part.last:
                 self.headers["content-length"] = str(len(part.body))
@@ -119,6 +123,18 @@ class PagedAnswer(Response):
         except TimeoutError:
             raise _Unread from None
         return part.last
+
+    async def _next_part(self) -> AnswerPart:
+        began = time.perf_counter()
+        self._made = "ok"
+        try:
+            part = await anext(self._parts, AnswerPart(b"", last=True))
+        except BaseException as failure:
+            self._made = self._answers.kpi.status_of(failure)
+            raise
+        finally:
+            self._made_s += time.perf_counter() - began
+        return part
 
     @staticmethod
     async def _send_part(part: AnswerPart, send: Send) -> None:

@@ -507,6 +507,10 @@ class Kpi:
         """
         return PhaseTimer(name, self._series.get(name) or self._other, _CURRENT.get(), self._timeouts, about)
 
+    def status_of(self, failure: BaseException) -> Status:
+        """How a phase ended that raised this, for `record_phase`."""
+        return _status(type(failure), self._timeouts)
+
     def record_phase(self, name: str, seconds: float, status: Status = "ok") -> None:
         """Enter a phase timed by other means, in the rollup and the histogram but in no ledger."""
         (self._series.get(name) or self._other).timer(status).observe_seconds(seconds)

@@ -93,6 +93,17 @@ async def test_several_parts_are_a_stream_in_small_pieces(wire: Wire, limits: li
     assert not wire.sent[-1]["more_body"]
 
 
+async def test_an_answer_of_several_parts_is_timed_once(wire: Wire, limits: list[str]) -> None:
+    shared = answers(limits)
+    await answer(wire, shared, several(b"a", b"b", b"c"))
+    with pytest.raises(HistoryUnavailable):
+        await answer(Wire(), shared, several(failure=HistoryUnavailable("gone")))
+    await answer(Wire(), shared, several(b"a", failure=HistoryUnavailable("gone")))
+    key = "app.phase_latency_ms|phase=history_get"
+    counts = {name: stats.count for name, timer in shared.kpi.timers.items() if (stats := timer.rollup.take())}
+    assert counts == {key: 1, f"{key}|status=error": 2}
+
+
 async def test_parts_in_memory_are_bounded_however_many_ask_and_however_slowly_they_read(limits: list[str]) -> None:
     shared = answers(limits, places=8, per_user=3)
     go_on = asyncio.Event()
@@ -167,3 +178,4 @@ async def test_too_many_that_wait_are_overloaded(wire: Wire, limits: list[str]) 
         with pytest.raises(Overloaded):
             await answer(wire, shared, several(b"a"))
     assert wire.sent == []
+    assert shared.kpi.timers == {}, "what was never begun took no time"
