@@ -38,8 +38,8 @@ class Follow:
 
     @property
     def behind_bytes(self) -> int:
-        """Roughly the bytes of the events that have not been taken."""
-        return self.turn.events.weight_from(self.cursor)
+        """Roughly the bytes of the frames that have not been taken."""
+        return self.turn.events.frame_bytes_from(self.cursor)
 
     def take(self) -> TurnEvent:
         """The next event; fragments of one message that have piled up are taken as one."""

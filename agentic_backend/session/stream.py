@@ -213,6 +213,8 @@ _FRAGMENTS = (TextDelta, ThoughtDelta)
 _TERMINAL = (Final, Awaiting, Cancelled, Failed)
 _TEXT_BYTES = 60
 """Of a fragment without a character: an object, and its place in a list."""
+_FRAME_BYTES = 120
+"""Of a frame without what it says: its type, its ids and its number."""
 
 
 @dataclass(slots=True)
@@ -293,12 +295,10 @@ class _Entry:
             return TurnEvent(self.seq, said)
         return TurnEvent(self.seq + end - 1, said.joined(start, end))
 
-    def weight_from(self, start: int) -> int:
-        """Roughly the bytes that its events from `start` on keep alive."""
-        if not isinstance(self.said, _Texts):
-            return _weight(self.said)
-        sizes = self.said.sizes_from(start)
-        return _TEXT_BYTES * len(sizes) + sum(sizes)
+    def frame_bytes_from(self, start: int) -> int:
+        """Roughly the bytes of the frame that says its events from `start` on."""
+        said = self.said
+        return _frame_bytes(said.joined(start, len(said)) if isinstance(said, _Texts) else said)
 
 
 class EventLog:
@@ -384,12 +384,12 @@ class EventLog:
             return 0
         return entry.place + min(seq - entry.seq + 1, len(entry))
 
-    def weight_from(self, place: int) -> int:
-        """Roughly the bytes that the events from `place` on keep alive."""
+    def frame_bytes_from(self, place: int) -> int:
+        """Roughly the bytes of the frames that say the events from `place` on, pieces of one message as one."""
         if place >= self._length:
             return 0
         first = bisect_right(self._entries, place, key=_place_of) - 1
-        return sum(entry.weight_from(max(0, place - entry.place)) for entry in self._entries[first:])
+        return sum(entry.frame_bytes_from(max(0, place - entry.place)) for entry in self._entries[first:])
 
     def _entry_at(self, place: int) -> _Entry:
         last = self._entries[-1]
@@ -631,6 +631,21 @@ def _weight(payload: Payload) -> int:
     if isinstance(payload, Cited):
         return 400 + len(dumps(payload.hits))
     return 400
+
+
+def _frame_bytes(payload: Payload) -> int:
+    """Roughly the bytes of the frame that says it to a client."""
+    if isinstance(payload, _FRAGMENTS):
+        return _FRAME_BYTES + len(payload.text.encode(errors="replace"))
+    if isinstance(payload, CustomSaid):
+        return _FRAME_BYTES + len(payload.json)
+    if isinstance(payload, Whole):
+        return _FRAME_BYTES + len(payload.message.json)
+    if isinstance(payload, Final | Awaiting | Cancelled | Failed):
+        return _FRAME_BYTES + sum(len(message.json) for message in payload.messages)
+    if isinstance(payload, Cited):
+        return _FRAME_BYTES + len(dumps(payload.hits))
+    return _FRAME_BYTES
 
 
 def _given_weight(ask: Ask) -> int:

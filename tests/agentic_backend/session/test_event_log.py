@@ -74,13 +74,24 @@ def test_fragments_of_one_message_are_joined_and_nothing_else(
 
 
 @given(payloads=PAYLOADS, sealed=st.booleans())
-def test_what_is_left_weighs_what_its_events_weigh(payloads: list[Payload], sealed: bool) -> None:
+def test_what_is_left_takes_the_bytes_of_its_frames(payloads: list[Payload], sealed: bool) -> None:
     log, plain = logged(payloads, sealed=sealed)
-    weights = [log.weight_from(place) for place in range(len(plain) + 1)]
-    assert weights[-1] == 0
-    for place, event in enumerate(plain):
-        alone, _ = logged([event.payload])
-        assert weights[place] - weights[place + 1] == alone.weight_from(0) > 0
+    assert log.frame_bytes_from(len(plain)) == 0
+    for start in range(len(plain)):
+        place = start
+        frames = []
+        while place < len(plain):
+            event, count = log.joined(place, 1_000_000)
+            alone, _ = logged([event.payload])
+            frames.append(alone.frame_bytes_from(0))
+            place += count
+        assert log.frame_bytes_from(start) == sum(frames) > 0
+
+
+def test_a_frame_takes_about_what_its_client_gets() -> None:
+    text = "Zürich \u00e9\U0001f600 " * 1000
+    log, _ = logged([TextDelta(1, "final", text)])
+    assert len(text.encode()) < log.frame_bytes_from(0) < 1.02 * len(text.encode())
 
 
 def test_there_is_nothing_beyond_its_ends() -> None:
