@@ -113,6 +113,7 @@ class Ticker:
             read_sql_s=main.statement_s,
             batch_wait_s=batch.waited_s,
             batch_sql_s=batch.statement_s,
+            batch_statements=batch.statements,
             pending=int(self._metrics.persist_queue_depth.value or 0),
             oldest_s=(self._metrics.persist_oldest_ms.value or 0.0) / 1e3,
         )

@@ -1,7 +1,7 @@
 """What limits the service in a window: a pure function over its sums (docs/decisions/0021-verdict.md)."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, THREAD_HOPS, Account, Cause
 from agentic_backend.verdict.window import Slice
@@ -133,7 +133,14 @@ def attributed(seen: Slice) -> dict[Cause, float]:
     causes["loop_cpu"] += loop + of_both - of_starved
     causes["starved"] += starved + of_starved
     causes["agent"] += own - of_both
-    _add_database(seen, stored, causes)
+    waiting = _waiting_share(seen)
+    causes["pool_wait"] += stored * waiting
+    causes["sql"] += stored * (1 - waiting)
+    beside = _database_beside(seen, waiting, full=full)
+    causes["pool_wait"] += beside.waited
+    causes["sql"] += beside.took
+    causes["starved"] += beside.starved + beside.late * hungry_queue
+    causes["loop_cpu"] += beside.late * (1 - hungry_queue)
     return causes
 
 
@@ -146,23 +153,55 @@ def _lateness(seen: Slice, hops: int, thread_hops: int, most_ms: float) -> tuple
     return late * scale, hungry * scale
 
 
-def _add_database(seen: Slice, stored_ms: float, causes: dict[Cause, float]) -> None:
-    """Add what the database costs beyond the turns' own rows: one read over REST per turn, and a growing backlog."""
+class _Beside(NamedTuple):
+    """Milliseconds of all turns together that the database costs beside their own rows: its connections, its
+    statements; and what is none of its own: waits for a core, and a full loop that comes late."""
+
+    waited: float
+    took: float
+    starved: float
+    late: float
+
+
+def _waiting_share(seen: Slice) -> float:
+    """The share of a batch's time that it waited for a connection, 0 to 1."""
+    waited_s = seen.ended.batch_wait_s - seen.begun.batch_wait_s
+    took_s = seen.ended.batch_sql_s - seen.begun.batch_sql_s
+    return waited_s / (waited_s + took_s) if waited_s + took_s > 0 else 0.0
+
+
+def _database_beside(seen: Slice, waiting: float, *, full: bool) -> _Beside:
+    """A growing backlog, of whose time `waiting` is the share before a connection, and one read over REST per turn."""
     begun, ended = seen.begun, seen.ended
-    batch_wait_s, batch_sql_s = ended.batch_wait_s - begun.batch_wait_s, ended.batch_sql_s - begun.batch_sql_s
-    waiting = batch_wait_s / (batch_wait_s + batch_sql_s) if batch_wait_s + batch_sql_s > 0 else 0.0
-    stored_ms += backlog_ms(seen) * max(seen.turns, 1)
-    causes["pool_wait"] += stored_ms * waiting
-    causes["sql"] += stored_ms * (1 - waiting)
+    backlog = backlog_ms(seen) * max(seen.turns, 1)
+    late = backlog * (1 - _busy_share(seen)) if full else 0.0
+    waited, took, starved = (backlog - late) * waiting, (backlog - late) * (1 - waiting), 0.0
     reads = ended.reads - begun.reads
     if reads > 0:
         # The average read rather than all of them: a page that lists sessions must not look like slow turns.
-        waited = (ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms["pool_wait"]
-        took = (ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms["sql"]
-        hungry = min(max(took, 0.0), reads * HOPS["sql"] * seen.core_wait_ms)
-        causes["pool_wait"] += max(waited, 0.0) / reads * seen.turns
-        causes["sql"] += (max(took, 0.0) - hungry) / reads * seen.turns
-        causes["starved"] += hungry / reads * seen.turns
+        read_waited = max((ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms["pool_wait"], 0.0)
+        read_took = max((ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms["sql"], 0.0)
+        hungry = min(read_took, reads * HOPS["sql"] * seen.core_wait_ms)
+        behind = min(read_took - hungry, reads * HOPS["sql"] * seen.own_lag_ms) if full else 0.0
+        # Others wait for a connection as long as those before them are late with theirs.
+        held_up = read_waited * behind / read_took if read_took > 0 else 0.0
+        waited += (read_waited - held_up) / reads * seen.turns
+        took += (read_took - hungry - behind) / reads * seen.turns
+        starved += hungry / reads * seen.turns
+        late += (behind + held_up) / reads * seen.turns
+    return _Beside(waited, took, starved, late)
+
+
+def _busy_share(seen: Slice) -> float:
+    """The share of the time in which the database was busy with batches, 0 to 1, less what a late loop adds to each
+    statement. The rest is a loop that comes late to the next one. 1 where no statement has ended at all."""
+    begun, ended = seen.begun, seen.ended
+    statements = ended.batch_statements - begun.batch_statements
+    if statements == 0 or seen.seconds <= 0:
+        return 1.0
+    busy_s = ended.batch_wait_s - begun.batch_wait_s + ended.batch_sql_s - begun.batch_sql_s
+    late_s = statements * HOPS["sql"] * seen.lag_ms / 1e3
+    return min(max((busy_s - late_s) / seen.seconds, 0.0), 1.0)
 
 
 def backlog_ms(seen: Slice) -> float:

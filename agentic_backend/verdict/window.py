@@ -28,7 +28,8 @@ class Gauged:
 
     `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. `starved_s`:
     seconds that this thread waited for a core; `core_waits` samples of such a wait, `core_wait_s` together. Reads are
-    the uses of the main pool (by turns and by REST), batches those of the batcher's. `pending` records, the oldest for
+    the uses of the main pool (by turns and by REST), batches those of the batcher's, which ended `batch_statements`.
+    `pending` records, the oldest for
     `oldest_s`, wait for Postgres.
     """
 
@@ -44,6 +45,7 @@ class Gauged:
     read_sql_s: float = 0.0
     batch_wait_s: float = 0.0
     batch_sql_s: float = 0.0
+    batch_statements: int = 0
     pending: int = 0
     oldest_s: float = 0.0
 

@@ -209,6 +209,36 @@ def test_a_queue_bounds_once_it_grows_and_ages() -> None:
     assert backlog_ms(standing) == 0
 
 
+QUEUE = {"pending": 900, "oldest_s": 8.0, "batch_wait_s": 0.1}
+
+
+@pytest.mark.parametrize(("starved_s", "bound"), [(0.0, "loop_cpu"), (9.0, "starved")])
+def test_what_a_full_loop_is_late_to_write_is_no_fault_of_the_database(starved_s: float, bound: str) -> None:
+    busy = window(own=280.0, llm_floor=40.0, cpu=(10.0 - starved_s) / 10, lag_ms=60.0)
+    late = gauged(busy, **QUEUE, batch_sql_s=9.0, batch_statements=70, reads=50, read_sql_s=5.0, starved_s=starved_s)
+    verdict = judge(late)
+    assert verdict.bound_by == bound
+    assert verdict.causes_ms[bound] > 8000 * 0.8
+    assert sum(verdict.causes_ms.values()) == pytest.approx(280 + 40 + 8000 + 100)
+
+
+@pytest.mark.parametrize(
+    ("counts", "cause", "ms"),
+    [
+        ({**QUEUE, "batch_sql_s": 9.9, "batch_statements": 12}, "sql", 8000),
+        ({**QUEUE, "batch_sql_s": 0.0, "batch_statements": 0, "batch_wait_s": 0.0}, "sql", 8000),
+        ({"reads": 50, "read_sql_s": 250.0, "read_wait_s": 1.0}, "sql", 5000),
+        ({"reads": 50, "read_sql_s": 1.0, "read_wait_s": 250.0}, "pool_wait", 5000),
+    ],
+    ids=["slow writes", "writes that hang", "slow reads", "too few connections"],
+)
+def test_a_slow_database_is_named_beside_a_full_loop_too(counts: dict[str, float], cause: str, ms: float) -> None:
+    seen = gauged(window(own=30.0, llm_floor=900.0, cpu=0.86, lag_ms=0.5), **counts)
+    verdict = judge(seen)
+    assert (verdict.bound_by, verdict.next) == (cause, "llm_floor")
+    assert verdict.ms_per_turn == pytest.approx(ms, rel=0.05)
+
+
 def test_reads_over_rest_count_as_one_average_read_a_turn() -> None:
     quick = gauged(window(**ORDINARY), reads=100_000, read_wait_s=50.0, read_sql_s=200.0)
     assert judge(quick).bound_by == "llm_floor"
