@@ -95,7 +95,7 @@ CASES: Final = (
         short=True,
     ),
     Case("others on its core", ("starved",), clients=1, hogs=4, short=True),
-    Case("a quota of a tenth of a core", ("starved",), clients=1, quota=0.1),
+    Case("a quota of a twentieth of a core", ("starved",), clients=1, quota=0.05),
     Case("slow readers", ("slow_clients",), clients=3, model="mock;tokens=25000", bytes_per_s=30_000),
     Case(
         "slow embedder, less slow reranker",
