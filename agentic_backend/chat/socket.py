@@ -87,6 +87,8 @@ class ChatSocket:
         self._due = False
         self._unsent: list[bytes] = []
         """Frames of a turn that could not be sent at once."""
+        self._in_hand: Sequence[bytes] = ()
+        """Those that are being sent: they wait as the others do while the peer does not read."""
         self._torn = False
         """Whether an event was lost on its way to a frame."""
         self.outbox.on_event = self._on_event
@@ -108,7 +110,7 @@ class ChatSocket:
     @property
     def outbox_bytes(self) -> int:
         """Roughly the bytes that wait to be written."""
-        return self.outbox.bytes_held + sum(map(len, self._unsent))
+        return self.outbox.bytes_held + sum(map(len, self._unsent)) + sum(map(len, self._in_hand))
 
     def overdue(self, now: float, idle_s: float) -> int | None:
         """The code to close it with if its token has expired or no frame has come for `idle_s` seconds, else None.
@@ -263,6 +265,7 @@ class ChatSocket:
     async def _send(self, frames: list[bytes]) -> None:
         clock = self.clock
         began = clock.since = time.monotonic()
+        self._in_hand = frames
         try:
             await self._send_texts(frames)
         except OSError:
@@ -270,6 +273,7 @@ class ChatSocket:
         finally:
             # The hub aborts a send that began too long ago: one check a second is cheaper than a timer per send.
             clock.since = 0.0
+            self._in_hand = ()
         clock.last_sent = time.monotonic()
         if clock.last_sent - began > self._slowest_send_s:
             self._slowest_send_s = clock.last_sent - began

@@ -629,8 +629,9 @@ async def test_the_outbox_is_measured():
         peer.reads.clear()
         accept(turn)
         await until(lambda: peer.sending == 1)
-        delta(turn, "x" * 5000)
         (sock,) = it.hub._sockets
+        assert sock.outbox_bytes > 0  # what is being sent waits as well
+        delta(turn, "x" * 5000)
         assert sock.outbox_bytes >= 5000
         finish(turn)
         peer.reads.set()
