@@ -84,7 +84,7 @@ from agentic_backend.wiring import (
     until_known,
 )
 from backend_kit.aio import TaskRegistry
-from backend_kit.auth import KeyWaits, TokenVerifier
+from backend_kit.auth import IssuerVerifier, KeyWaits, TokenVerifier
 from backend_kit.db.audit import AuditLog
 from backend_kit.http import Cost, ServeSettings, health_paths, serve
 from backend_kit.kpi import Kpi, KpiRuntime
@@ -523,7 +523,8 @@ class AgenticService(Service[AgenticSettings, State]):
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database
         tokens = self._tokens if isinstance(self._tokens, TokenVerifier) else None
-        sources = TickerSources(state.runtime.loop, database.main, database.writes, state.admission, tokens)
+        keys = self._tokens.keys if isinstance(self._tokens, IssuerVerifier) else None
+        sources = TickerSources(state.runtime.loop, database.main, database.writes, state.admission, tokens, keys)
         return Ticker(sources, windows, state.metrics)
 
 

@@ -32,13 +32,15 @@ class HasSlots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TickerSources:
-    """The sources of counts, which are only read here: `main` is the pool of reads, `batch` the batcher's."""
+    """The sources of counts, which are only read here: `main` is the pool of reads, `batch` the batcher's, `tokens` has
+    what verified, `keys` the issuer's."""
 
     loop: LoopMonitor
     main: Pool
     batch: Pool
     slots: HasSlots
     tokens: CountsLookups | None = None
+    keys: CountsLookups | None = None
 
 
 class Ticker:
@@ -71,9 +73,10 @@ class Ticker:
         compiled = main.compiled + batch.compiled
         self._count("statement", "hit", main.statements + batch.statements - compiled)
         self._count("statement", "miss", compiled)
-        if self._sources.tokens is not None:
-            self._count("jwt", "hit", self._sources.tokens.hits)
-            self._count("jwt", "miss", self._sources.tokens.misses)
+        for cache, lookups in (("jwt", self._sources.tokens), ("jwks", self._sources.keys)):
+            if lookups is not None:
+                self._count(cache, "hit", lookups.hits)
+                self._count(cache, "miss", lookups.misses)
         self._windows.close_slice(self._gauged(main, batch))
 
     def judge(self) -> None:

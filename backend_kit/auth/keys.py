@@ -80,11 +80,19 @@ class IssuerKeys:
         self._fetched = asyncio.Event()
         self.reachable: bool | None = None
         """Whether the last fetch succeeded; None before the first has ended."""
+        self.hits = self.misses = 0
 
     async def find(self, kid: str) -> jwt.PyJWK | None:
         """The key of that name. An unknown one may cause a fetch, which is waited for: 80 ms, so that a stranger's
-        token holds nothing for longer however slow the issuer is, or 2.5 s while the first one of the process runs."""
-        if kid not in self._keys and (self._fetching or self._clock() - self._began >= self._waits.cool_down_s):
+        token holds nothing for longer however slow the issuer is, or 2.5 s while the first one of the process runs.
+
+        Counts as one of the `hits` where it was known at once, else of the `misses`, found or not."""
+        key = self._keys.get(kid)
+        if key is not None:
+            self.hits += 1
+            return key
+        self.misses += 1
+        if self._fetching or self._clock() - self._began >= self._waits.cool_down_s:
             self._wanted.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._waits.start_s if self.reachable is None else self._waits.find_s):

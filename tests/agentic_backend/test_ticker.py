@@ -39,10 +39,11 @@ class Room:
         self.main = request_pool(settings, metrics)
         self.batch = batch_pool(settings, metrics)
         self.tokens = Lookups()
+        self.keys = Lookups()
         loop = LoopMonitor(self.kpi, notice=lambda _: None)
         self.windows = Windows()
         self.slots = Slots()
-        sources = TickerSources(loop, self.main, self.batch, self.slots, self.tokens)
+        sources = TickerSources(loop, self.main, self.batch, self.slots, self.tokens, self.keys)
         self.watch = Ticker(sources, self.windows, metrics)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -95,14 +96,16 @@ async def test_a_caller_that_waits_for_a_connection_shows(room: Room) -> None:
         held.set()
 
 
-async def test_look_ups_are_counted_once(room: Room) -> None:
+@pytest.mark.parametrize("cache", ["jwt", "jwks"])
+async def test_look_ups_are_counted_once(room: Room, cache: str) -> None:
+    lookups = {"jwt": room.tokens, "jwks": room.keys}[cache]
     room.watch.tick()
     room.watch.tick()
-    assert room.value("app_cache_requests_total", cache="jwt", result="hit") == 3
-    assert room.value("app_cache_requests_total", cache="jwt", result="miss") == 1
-    room.tokens.hits += 2
+    assert room.value("app_cache_requests_total", cache=cache, result="hit") == 3
+    assert room.value("app_cache_requests_total", cache=cache, result="miss") == 1
+    lookups.hits += 2
     room.watch.tick()
-    assert room.value("app_cache_requests_total", cache="jwt", result="hit") == 5
+    assert room.value("app_cache_requests_total", cache=cache, result="hit") == 5
 
 
 async def test_the_verdict_is_published_and_ends_the_summary(room: Room) -> None:

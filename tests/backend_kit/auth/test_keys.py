@@ -36,6 +36,15 @@ async def test_keys_are_there_before_anybody_asks_and_are_not_fetched_for_each()
         assert keys.reachable
 
 
+async def test_a_look_up_hits_where_the_key_is_known_at_once() -> None:
+    """One that must wait for a fetch misses, whether the fetch brings the key or not."""
+    async with issuer() as made, kept(IssuerKeys(made.url, waits=NO_COOL_DOWN)) as keys:
+        assert await keys.find("k1")
+        assert (keys.hits, keys.misses) == (0, 1)
+        assert [await keys.find(kid) for kid in ("k1", "unknown", "k1")].count(None) == 1
+        assert (keys.hits, keys.misses) == (2, 2)
+
+
 async def test_a_configured_address_needs_no_discovery() -> None:
     async with (
         issuer() as made,
