@@ -324,7 +324,9 @@ class AgenticMetrics(ServiceMetrics):
         self.spool_records: KpiGauge = self._level(
             "app_spool_records", "Records in the spool, asks of running turns included.", "spool_records"
         )
-        self.spool_bytes: KpiGauge = self._level("app_spool_bytes", "Bytes of the spool's file.", "spool_bytes")
+        self.spool_bytes: KpiGauge = self._level(
+            "app_spool_bytes", "Bytes of the spool's files, its reserve included.", "spool_bytes"
+        )
         self.spool_dead_letters: KpiGauge = self._level(
             "app_spool_dead_letters", "Dead letters that the spool keeps for a person.", "spool_dead_letters"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentic_backend.spool.log import Connect
-from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock, name_of
+from agentic_backend.spool.spooldir import RESERVE_BYTES, SpoolLock, name_of, size_of
 from agentic_backend.spool.spoolfile import SpoolFile, connect
 from agentic_backend.spool.spoolrows import Entry, Kind, Row
 from backend_kit.aio import Vigil, WatchedThread
@@ -133,18 +133,17 @@ class Spool:
         return self.trouble is None and self._thread is not None and self._thread.up
 
     def look_at_disk(self) -> None:
-        """Check whether the disk has room left (5 % of it, or 1 GiB if that is less) and how large the file is.
+        """Check whether the disk has room left (5 % of it, or 1 GiB if that is less) and what the spool's files take.
 
         Room is low too while the reserve (8 MiB, 5 % of a small disk) is released: that is for running turns, not for
         new ones. Blocks for system calls, on a failing disk for as long as those take.
         """
-        self.size_bytes = self._file.size_bytes
         if not self._file.in_place:
             self._queue.put(_Work())  # its commit fails, and a new file is begun
         try:
             disk = self._disk_usage(self.directory)
         except FileNotFoundError:
-            self.disk_low = True
+            self.disk_low, self.size_bytes = True, 0
             return
         least, size = least_free(disk.total), min(RESERVE_BYTES, int(_FREE_SHARE * disk.total))
         reserve = self._file.reserve
@@ -154,6 +153,10 @@ class Spool:
             except OSError as error:
                 self._log.warning("reserve", "the reserve of the spool cannot be allocated: %s", name_of(error))
         self.disk_low = disk.free < least or not reserve.held
+        try:
+            self.size_bytes = size_of(self.directory)
+        except OSError as error:  # it takes a descriptor, and there may be none
+            self._log.warning("size", "the files of the spool cannot be listed: %s", name_of(error))
 
     def start(self) -> None:
         """Begin to write. Call it on the event loop whose futures `put` returns."""

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import stat
 import threading
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,25 @@ def keep_private(directory: Path) -> None:
             path.chmod(0o700 if path == directory else 0o600)
         except OSError as error:
             logger.warning("others may read %s: %s", path, os.strerror(error.errno or 0))
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of a spool's files: the reserve and what was set aside, too. Raises OSError."""
+    try:
+        with os.scandir(directory) as entries:
+            return sum(map(_size_of, entries))
+    except FileNotFoundError:
+        return 0
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    if not any(fnmatchcase(entry.name, name) for name in _OURS):
+        return 0
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:  # other threads remove files meanwhile
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def copy_privately(source: Path, target: Path) -> None:

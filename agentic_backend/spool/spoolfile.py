@@ -127,12 +127,6 @@ class SpoolFile:
         path, places = self._path, self._places
         return path is None or not places or places == _places(path)
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file on disk, log included."""
-        path = self._path  # called from another thread than the one that may remove the file meanwhile
-        return 0 if path is None else sum(map(_size_of, (path, _beside(path, "-wal"))))
-
     def take_up(self) -> None:
         """Open the file for writing. Raises sqlite3.Error or OSError, and then changes nothing."""
         self._mark.take_up()
@@ -534,13 +528,6 @@ def _behind(path: Path) -> Behind:
 
 def _places(path: Path | None) -> list[tuple[int, int] | None]:
     return [] if path is None else [identity(_beside(path, suffix)) for suffix in _SUFFIXES]
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -255,7 +255,7 @@ def _to_postgres() -> Row:
                 ],
             ),
             Panel(
-                "Size of the spool", "Bytes of its file.", "bytes", [Target(select("app_spool_bytes"), "{{instance}}")]
+                "Size of the spool", "All of its files.", "bytes", [Target(select("app_spool_bytes"), "{{instance}}")]
             ),
             Panel(
                 "Size of the history",

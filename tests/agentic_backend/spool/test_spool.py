@@ -1,8 +1,11 @@
 import asyncio
 import logging
+import os
+import resource
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -469,3 +472,52 @@ async def test_a_directory_that_was_made_again_is_locked(open_spool: Open, tmp_p
     await landed(spool.put("turn", KEY, "x2", b"body")[1])
     with pytest.raises(SpoolTaken):
         Spool(directory, lambda _: None)
+
+
+async def test_its_size_is_what_its_files_take_in_its_directory(open_spool: Open, tmp_path: Path) -> None:
+    """By which a volume is sized: the log, the reserve and what was set aside, too, and no file of another one."""
+    spool, directory = open_spool(), tmp_path / "spool"
+    await landed(spool.put("turn", KEY, "x1", b"body" * 100_000)[1])
+    (directory / "spool-000000.sqlite.1.corrupt").write_bytes(b"x" * 50_000)
+    taken = sum(path.stat().st_size for path in directory.iterdir())
+    (directory / "notes.txt").write_bytes(b"x" * 70_000)
+    (directory / "spool-copies").mkdir()
+    spool.look_at_disk()
+    assert spool.size_bytes == taken
+    assert taken > 400_000 + 50_000 + (directory / "reserve").stat().st_size > 500_000
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """This process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_files_that_cannot_be_listed_are_as_large_as_before(
+    open_spool: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = open_spool()
+    await landed(spool.put("turn", KEY, "x1", b"body")[1])
+    spool.look_at_disk()
+    before = spool.size_bytes
+    with no_descriptor_left():
+        spool.look_at_disk()
+    assert spool.size_bytes == before > 0
+    assert [record.getMessage() for record in caplog.records] == ["the files of the spool cannot be listed: EMFILE"]
+
+
+async def test_the_size_of_a_directory_that_was_removed_is_none(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", lambda _: None)
+    assert spool.size_bytes > 0
+    remove(tmp_path / "spool", "the directory")
+    spool.look_at_disk()
+    assert (spool.size_bytes, spool.disk_low) == (0, True)
+    spool.start()
+    await spool.aclose()

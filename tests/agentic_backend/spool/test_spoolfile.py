@@ -316,12 +316,3 @@ def test_a_person_who_looks_into_a_running_spool_costs_nothing(tmp_path: Path) -
     killed = SpoolFile(tmp_path / "killed")
     assert [entry.id for entry in killed.entries] == [1, 2]
     killed.close()
-
-
-def test_the_size_of_a_file_that_is_let_go_in_the_middle_of_the_question_is_none(tmp_path: Path) -> None:
-    file = SpoolFile(tmp_path)
-    whole = file.size_bytes
-    for path in tmp_path.glob("spool-*"):
-        path.unlink()
-    assert (whole > 0, file.size_bytes) == (True, 0)
-    file.close()
