@@ -97,9 +97,9 @@ class LoopMonitor:
     Where other programs have the cores, the monitor's own wake is late, as the loop's would be: how late says what a
     hop waits for a core. The lateness of the loop does not say so, since both often get their core at once.
 
-    The busy ratio is the CPU clock of the loop's thread. A lateness above `stall_s` counts as one stall, however many
-    samples it spans. While it lasts its stack, task, phase and agent are taken, for `culprits` and for a notice, one a
-    second at most.
+    The busy ratio is the CPU clock of the loop's thread: one sample for each second, at rest too. A lateness above
+    `stall_s` counts as one stall, however many samples it spans. While it lasts its stack, task, phase and agent are
+    taken, for `culprits` and for a notice, one a second at most.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class LoopMonitor:
                 self._look(loop, loop_thread)
             percent = busy.percent()
             if percent is not None:
-                self._busy.set(percent)
+                self._tell_busy(percent, busy.seconds())
                 self._starved.publish(cores.look())
                 self._rest_if_idle(percent)
             if due <= now:
@@ -234,6 +234,10 @@ class LoopMonitor:
                 if not self._ask(loop, now, rested=rested):
                     return
                 due = max(due + (self._rest_s if self._resting else self._interval), now)
+
+    def _tell_busy(self, percent: float, seconds: int) -> None:
+        for _ in range(seconds):
+            self._busy.set(percent)
 
     def _next_wake(self, due: float) -> float:
         try:
@@ -398,13 +402,14 @@ class LoopMonitor:
 
 
 class _BusyClock:
-    """CPU share of a thread, once a second. Silent on systems without a CPU clock for each thread."""
+    """CPU share of a thread, once a second or less often. Silent on systems without a CPU clock for each thread."""
 
     def __init__(self, cpu: Callable[[], float | None], clock: Callable[[], float]) -> None:
         self._cpu_clock = cpu
         self._clock = clock
         self._wall = clock()
         self._cpu = cpu()
+        self._untold_s = 0.0
 
     def percent(self) -> float | None:
         """The share since the last answer in percent, None before a second has gone by."""
@@ -416,5 +421,13 @@ class _BusyClock:
             self._cpu = None
             return None
         share = (cpu - self._cpu) / (now - self._wall)
+        self._untold_s += now - self._wall
         self._wall, self._cpu = now, cpu
         return min(max(share, 0.0), 1.0) * 100
+
+    def seconds(self) -> int:
+        """How many samples the last answer stands for, at least one, so that there is one for each second since the
+        start: at rest it covers 1.5 s, and an average that counted it as 1 s would lean towards busy times."""
+        whole = int(self._untold_s + 0.5)
+        self._untold_s -= whole
+        return whole

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import threading
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle
 from typing import cast
 
 import pytest
@@ -33,7 +33,8 @@ class SimulatedLoop:
     """A loop, its thread's CPU and the monitor's thread on one simulated clock. Blocks are (begin, end), in seconds.
 
     The loop takes no time for its calls; while it is blocked they wait. A block with `gil` stops the monitor's thread
-    too. `busy` is the share of the time that the loop's thread computes.
+    too. `busy` is the share of the time that the loop's thread computes, until `idle_from`. The wakes of the monitor's
+    thread are `late_s` late, each by the next of these in turn.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class SimulatedLoop:
         blocks: tuple[tuple[float, float], ...] = (),
         gil: bool = False,
         busy: float = 0.0,
+        idle_from: float = float("inf"),
+        late_s: tuple[float, ...] = (0.0,),
         ends_at: float = 60.0,
     ) -> None:
         self.now = 0.0
@@ -49,7 +52,7 @@ class SimulatedLoop:
         self.loop_wakes: list[float] = []
         self.notices: list[str] = []
         self.kpi = Kpi(CollectorRegistry(), service="agentic")
-        senses = Senses(lambda: self.now, lambda _: lambda: self.now * busy, self._sight, self._wait)
+        senses = Senses(lambda: self.now, lambda _: lambda: min(self.now, idle_from) * busy, self._sight, self._wait)
         self.monitor = LoopMonitor(
             self.kpi, notice=self.notices.append, interval_s=INTERVAL_S, rest_s=REST_S, senses=senses
         )
@@ -57,6 +60,7 @@ class SimulatedLoop:
         self._order = count()
         self._blocks = blocks
         self._gil = gil
+        self._late_s = cycle(late_s)
         self._ends_at = ends_at
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Handle:
@@ -96,7 +100,7 @@ class SimulatedLoop:
         return SLOTH if self._free_at(self.now) > self.now else IDLE
 
     def _wait(self, woken: threading.Event, seconds: float) -> bool:
-        until = self.now + seconds
+        until = self.now + seconds + next(self._late_s)
         if self._gil:
             until = self._free_at(until)
         while self.calls and not woken.is_set() and self._free_at(max(self.calls[0][0], self.now)) <= until:
@@ -129,6 +133,19 @@ def test_what_it_leaves_out_is_counted() -> None:
     assert simulated.monitor.totals().samples == pytest.approx(60 / INTERVAL_S, rel=0.02)
     assert simulated.monitor.totals().lag_s == 0
     assert simulated.kpi.registry.get_sample_value("app_event_loop_lag_seconds_count") == pytest.approx(1500, rel=0.02)
+
+
+@pytest.mark.parametrize("late_s", [(0.0,), (0.002, 0.0, 0.001), (0.7, 0.0)])
+def test_the_average_of_how_busy_it_is_weighs_rest_as_work(late_s: tuple[float, ...]) -> None:
+    """A second without a look of its own belongs to the next one: of a loop that computed half of the first half
+    minute, the average over the whole minute is a quarter."""
+    simulated = SimulatedLoop(busy=0.5, idle_from=30.0, late_s=late_s)
+    simulated.run()
+    busy = simulated.kpi.gauge("event_loop_busy_pct").rollup.take()
+    assert busy is not None
+    assert busy.count == pytest.approx(simulated.now, abs=2)
+    assert busy.average == pytest.approx(25.0, abs=1.0)
+    assert (busy.minimum, busy.maximum) == pytest.approx((0.0, 50.0))
 
 
 def test_a_loop_that_computes_is_asked_25_times_a_second() -> None:
