@@ -5,7 +5,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from time import perf_counter
 from types import MappingProxyType, TracebackType
@@ -19,7 +19,7 @@ from backend_kit.aio import Vigil
 from backend_kit.kpi.activity import Activity
 from backend_kit.kpi.buckets import TURN
 from backend_kit.kpi.exposition import LegacyPhaseHistogram
-from backend_kit.kpi.rollup import Rollup, Seen
+from backend_kit.kpi.rollup import Rollup, Seen, Stats
 from backend_kit.kpi.statements import StatementCounts
 
 PHASES: Final = (
@@ -72,34 +72,75 @@ class Timer:
             self._observe(seconds, {"trace_id": trace_id})
 
 
+class _Held(NamedTuple):
+    """What a level has been `since` then, and its area over time until then. Set by one thread, read by any."""
+
+    value: float
+    since: float
+    area: float
+
+    @classmethod
+    def of(cls, value: float, now: float, before: "_Held | None") -> "_Held":
+        """It has this value from now on."""
+        return cls(value, now, 0.0 if before is None else before.area + before.value * (now - before.since))
+
+
 class Gauge:
     """Values of one key: a summary rollup of every value set, and a Prometheus gauge with the last.
 
-    A `level` gauge describes a lasting state (open sockets): in a window without a change, the summary shows the
-    current value. Any other gauge is a stream of samples and is omitted in a window without one.
+    A `level` gauge describes a lasting state (open sockets), which each window begins with and whose average is over
+    time: a value counts for as long as it lasts, however often it is set. Any other gauge is a stream of samples that
+    count alike, and is omitted in a window without one.
     `child_scale` turns the key's unit into the Prometheus gauge's (1e-3 from milliseconds to seconds).
     """
 
-    __slots__ = ("_child", "_scale", "level", "rollup", "value")
+    __slots__ = ("_child", "_clock", "_held", "_scale", "_told", "level", "rollup", "value")
 
-    def __init__(self, child: PrometheusGauge | None, *, level: bool, child_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        child: PrometheusGauge | None,
+        *,
+        level: bool,
+        child_scale: float = 1.0,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self.rollup = Rollup()
         self.level = level
         self.value: float | None = None
         self._child = child
         self._scale = child_scale
+        self._clock = clock
+        self._held: _Held | None = None
+        self._told: _Held | None = None
 
     def set(self, value: float) -> None:
         """Take the new value."""
         self.value = value
+        if self.level:
+            self._held = _Held.of(value, self._clock(), self._held)
+            if self._told is None:
+                self._told = self._held
         self.rollup.add(value)
         if self._child is not None:
             self._child.set(value * self._scale)
 
-    def restate(self) -> None:
-        """Enter the current value of a level gauge at the end of a window."""
-        if self.level and self.value is not None:
-            self.rollup.add(self.value)
+    def take(self) -> Stats | None:
+        """Figures of the window, which starts again: a level's with its current value; None where nothing is in it."""
+        stats, began = self.rollup.take(), self._told
+        if began is None:
+            return stats
+        ends = self._told = self._until_now()
+        self.rollup.add(ends.value)
+        if stats is None or ends.since <= began.since:
+            return stats
+        average = (ends.area - began.area) / (ends.since - began.since)
+        return replace(stats, last=ends.value, total=average * stats.count)
+
+    def _until_now(self) -> _Held:
+        while True:  # another thread may set it between the two
+            held, now = self._held, self._clock()
+            if held is not None and held is self._held:
+                return _Held.of(held.value, now, held)
 
     def inc(self, n: float = 1) -> None:
         """Raise the value by `n`, from 0 where none was set. From one thread only."""
@@ -441,9 +482,10 @@ class Kpi:
         phases: Iterable[str] = (),
         timeouts: tuple[type[BaseException], ...] = (),
         activity: Activity | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`phases` are names beyond PHASES; `timeouts` are exceptions that, as TimeoutError, end a phase as `timeout`;
-        `activity` counts what else runs than turns.
+        `activity` counts what else runs than turns; `clock` (seconds) says how long a level lasts.
 
         Raises ValueError for a phase name that is not `[a-z][a-z0-9_]*` or for more than 160 of them.
         """
@@ -463,6 +505,7 @@ class Kpi:
         self.statements = StatementCounts()
         self.line_sources: list[Callable[[], Iterable[str]]] = []
         self.closing_lines: list[Callable[[], Iterable[str]]] = []
+        self._clock = clock
         self._timeouts: tuple[type[BaseException], ...] = (TimeoutError, *timeouts)
         self._histogram = Histogram(
             "app_phase_latency_seconds",
@@ -524,7 +567,7 @@ class Kpi:
     ) -> Gauge:
         """The gauge of key `name`. Compatible names are bound to their Prometheus gauge automatically."""
         bound = child or self._legacy_gauges.get(name)
-        return self.gauges.setdefault(name, Gauge(bound, level=level, child_scale=child_scale))
+        return self.gauges.setdefault(name, Gauge(bound, level=level, child_scale=child_scale, clock=self._clock))
 
     def counter(self, name: str, *children: PrometheusCounter) -> Counter:
         """The counter of key `name`."""

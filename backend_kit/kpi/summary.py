@@ -11,7 +11,7 @@ from typing import Final, TextIO
 import psutil
 
 from backend_kit.aio import WatchedThread
-from backend_kit.kpi.core import LEGACY_GAUGES, PHASES, Kpi
+from backend_kit.kpi.core import LEGACY_GAUGES, PHASES, Gauge, Kpi
 from backend_kit.kpi.rollup import Rollup, Stats
 from backend_kit.processes import Family, open_descriptors
 
@@ -140,7 +140,7 @@ class Summary:
         for timer in list(kpi.timers.values()):
             timer.rollup.take()
         for gauge in list(kpi.gauges.values()):
-            gauge.rollup.take()
+            gauge.take()
         for detail in list(kpi.details.values()):
             detail.take()
         self._begun_line = line
@@ -167,9 +167,7 @@ class Summary:
         kpi = self._kpi
         timers = self._ordered(_FIRST_TIMERS, ((key, timer.rollup) for key, timer in list(kpi.timers.items())))
         lines = [f"{PREFIX} timer {key} count={s.count} {_spread(s)}" for key, s in timers]
-        for gauge in list(kpi.gauges.values()):
-            gauge.restate()
-        gauges = self._gauges((key, gauge.rollup) for key, gauge in list(kpi.gauges.items()))
+        gauges = self._gauges(list(kpi.gauges.items()))
         lines += [f"{PREFIX} gauge {key} count={s.count} last={s.last:.4f} {_spread(s)}" for key, s in gauges]
         counters = self._ordered(_FIRST_COUNTERS, ((key, c.rollup) for key, c in list(kpi.counters.items())))
         told = {key.partition("|")[0] for key, _ in counters}
@@ -193,8 +191,8 @@ class Summary:
         )
         return [(key, stats) for _, key, stats in block] + rest[: self._top_n]
 
-    def _gauges(self, rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
-        taken = _taken(rollups)
+    def _gauges(self, gauges: Iterable[tuple[str, Gauge]]) -> list[tuple[str, Stats]]:
+        taken = _taken(gauges)
         if self._top_n <= 0:
             return taken
         moved = [(key, stats) for key, stats in taken if stats.minimum != 0 or stats.maximum != 0]
@@ -254,7 +252,7 @@ def amount(value: float) -> str:
     return f"{value:.{2 - floor(log10(abs(value)))}f}"
 
 
-def _taken(rollups: Iterable[tuple[str, Rollup]]) -> list[tuple[str, Stats]]:
+def _taken(rollups: Iterable[tuple[str, Rollup | Gauge]]) -> list[tuple[str, Stats]]:
     """The figures of each key with samples, by name."""
     return sorted(
         ((key, stats) for key, rollup in rollups if (stats := rollup.take()) is not None), key=lambda pair: pair[0]

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from backend_kit.kpi import Kpi, Summary
 from backend_kit.kpi.summary import Due, ProcessLine
 from tests.backend_kit.kpi.conftest import TellingStream
+from tests.support.clock import Clock
 from tests.support.patience import PATIENCE_S
 
 NUMBER = r"-?\d+\.\d\d"
@@ -158,6 +159,35 @@ def test_a_level_gauge_is_said_again_and_a_sampled_one_is_not(kpi: Kpi) -> None:
     assert lasts == {"persist_oldest_ms": 250.0, "ws_connections": 2.0}
     assert kpi.registry.get_sample_value("app_persist_oldest_seconds") == 0.25
     assert kpi.registry.get_sample_value("persist_sql_ms") == 3.0
+
+
+def test_the_average_of_a_level_is_over_time_however_often_it_was_set() -> None:
+    clock = Clock()
+    kpi = Kpi(CollectorRegistry(), service="agentic", clock=clock)
+    running = kpi.gauge("kf.searches_running", level=True)
+
+    def line(after_s: float) -> str:
+        clock.now += after_s
+        (told,) = summary.lines()
+        return told.removeprefix("[KPI][SUMMARY] gauge kf.searches_running ").partition(" p50")[0]
+
+    running.set(9.0)
+    clock.now += 30.0
+    summary = summary_of(kpi)
+    summary.begin("")
+    # Eight seconds at 2, then a moment in which much comes and goes: by its samples the average would be 4.
+    clock.now += 1.0
+    running.set(2.0)
+    clock.now += 8.0
+    for level in (4.0, 6.0, 4.0, 0.0):
+        running.set(level)
+    assert line(1.0) == "count=6 last=0.0000 avg=2.50 min=0.00 max=9.00"
+    # What it was when the window began counts until it changes, and in all of a window without a change.
+    clock.now += 5.0
+    running.inc(3.0)
+    assert line(5.0) == "count=2 last=3.0000 avg=1.50 min=0.00 max=3.00"
+    assert line(10.0) == "count=1 last=3.0000 avg=3.00 min=3.00 max=3.00"
+    assert line(0.0) == "count=1 last=3.0000 avg=3.00 min=3.00 max=3.00"
 
 
 def keys_of(lines: list[str], kind: str) -> list[str]:
