@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
 
@@ -949,12 +949,6 @@ def _is_true(value: Any) -> Any:
     return value.lower() == "true" if isinstance(value, str) else value
 
 
-def _otlp_protocol(value: str) -> str:
-    if value != OTLP_PROTOCOL:
-        raise SettingsRefused(f"must be {OTLP_PROTOCOL}, which is all that is sent here")
-    return value
-
-
 OTLP_PROTOCOL: Final = "http/protobuf"
 Sampler = Literal[
     "always_on",
@@ -1004,11 +998,11 @@ class TracingSettings(Section):
     sent, and nothing of it is loaded. The standard variables of OpenTelemetry set what they name."""
 
     endpoint: HttpUrl | None = None
-    """Base address of the OTLP/HTTP endpoint, to which `/v1/traces` is added; none = no traces."""
+    """Base address of the OTLP/HTTP endpoint, to whose path `/v1/traces` is added; none = no traces."""
     traces_endpoint: HttpUrl | None = None
     """Whole address for traces, in place of the one that `endpoint` gives."""
-    protocol: Annotated[str, AfterValidator(_otlp_protocol)] = OTLP_PROTOCOL
-    """Protocol of the endpoint: `http/protobuf`, and no other."""
+    protocol: Text = OTLP_PROTOCOL
+    """Protocol of the endpoint: `http/protobuf`, and no other; without an endpoint it does not matter."""
     headers: Annotated[SecretStr, AfterValidator(_header_pairs)] | None = None
     """Headers of each request, as `name=value` with commas between, values percent-encoded; usually credentials."""
     compression: Literal["none", "gzip"] = "none"
@@ -1055,7 +1049,16 @@ class TracingSettings(Section):
             return None
         if self.traces_endpoint is not None:
             return self.traces_endpoint
-        return None if self.endpoint is None else f"{self.endpoint}/v1/traces"
+        if self.endpoint is None:
+            return None
+        base = urlsplit(self.endpoint)
+        return urlunsplit(base._replace(path=f"{base.path.rstrip('/')}/v1/traces", fragment=""))
+
+    @model_validator(mode="after")
+    def _sent_as_asked(self) -> "TracingSettings":
+        if self.url is not None and self.protocol != OTLP_PROTOCOL:
+            raise SettingsRefused(f"must be {OTLP_PROTOCOL}, which is all that is sent here", "protocol")
+        return self
 
 
 class AgenticSettings(ServiceSettings):

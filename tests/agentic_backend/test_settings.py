@@ -457,6 +457,10 @@ def test_the_standard_variables_set_where_traces_go_and_which() -> None:
     ("more", "url"),
     [
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://only:4318/here"}, "http://only:4318/here"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:4318/?a=b"}, "http://host:4318/v1/traces?a=b"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:4318?a=b&c=/d"}, "http://host:4318/v1/traces?a=b&c=/d"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:4318/otel/?a=b#c"}, "http://host:4318/otel/v1/traces?a=b"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://only:4318/here?a=b"}, "http://only:4318/here?a=b"),
         ({"OTEL_SDK_DISABLED": "true"}, None),
         ({"OTEL_SDK_DISABLED": "True"}, None),
         ({"OTEL_SDK_DISABLED": "1"}, "https://cloud.example/api/public/otel/v1/traces"),
@@ -475,6 +479,20 @@ def test_a_header_may_have_any_name_that_http_allows() -> None:
 
 def test_without_an_endpoint_there_are_no_traces() -> None:
     assert shipped("configuration.yaml").tracing.url is None
+
+
+@pytest.mark.parametrize(
+    "nothing_is_sent",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:4317", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:4317", "OTEL_TRACES_EXPORTER": "none"},
+    ],
+)
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_a_protocol_by_which_nothing_is_sent_is_no_mistake(name: str, nothing_is_sent: dict[str, str]) -> None:
+    """An environment that names it for all its programs may have other signals, or another program, in mind."""
+    assert shipped("configuration.yaml", {name: "grpc"} | nothing_is_sent).tracing.url is None
 
 
 @pytest.mark.parametrize(
