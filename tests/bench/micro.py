@@ -23,8 +23,11 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.stream import Ask
 from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports
 from agentic_backend.spool.statements import WRITE_TURNS
+from agentic_backend.tracing.spans import Moment, SpanEncoder
+from agentic_backend.tracing.traceparent import TraceParent
+from agentic_backend.tracing.turn import TracedTurn
 from agentic_backend.verdict import Gauged, Windows
-from backend_kit.kpi import Kpi, Ledger, phase
+from backend_kit.kpi import Kpi, Ledger, Spent, phase
 from backend_kit.kpi.core import PhaseTimer
 from tests.bench.micro_cases import Case, service_cases
 from ws_bench.record.timing import HEAD, empty, measure, pinned, row
@@ -73,6 +76,7 @@ class Cases:
             ("metrics.statements.add, by the text of a statement", self.statement, 1.0),
             ("metrics.turns(agent, status).inc", self.counter, 1.5),
             (f"a whole turn of Georges: {self.observed()} observations, ledger, account, verdict", self.turn, 50.0),
+            (f"its trace, encoded: {len(_TRACED)} rows, one of them a model call", self.trace, 250.0),
         ]
 
     def phase_alone(self, times: range) -> None:
@@ -160,6 +164,28 @@ class Cases:
             self.windows.delivered(0.0001)
             if number % 1000 == 0:
                 self.windows.close_slice(Gauged())
+
+    def trace(self, times: range) -> None:
+        """What a turn that is sent costs beyond one that is not, up to the queue."""
+        ledger = Ledger(self.kpi, started=100.0, owner="Georges")
+        for name, depth, start_ms, ms in _TRACED:
+            ledger.add(name, 100.0 + start_ms / 1e3, 100.0 + (start_ms + ms) / 1e3, depth)
+        ledger.spent.append(Spent(100.29, "mock", 19, 50, 0.001))
+        encoder = SpanEncoder({"service.name": "turnwise", "service.version": "1"})
+        turn = TracedTurn(
+            "Georges", "session", "user", "exchange", "request", "ok", "", "spool", "mock", 12.5, None, "Hello", "Hi"
+        )  # fmt: skip
+        moment = Moment(TraceParent("a" * 32, "b" * 16, 1), None, 1_800_000_000_000_000_000, 425.0)
+        for _ in times:
+            encoder.encode(turn, moment, ledger)
+
+
+_TRACED = (
+    ("session_wait", 0, 0.0, 0.1), ("agent_init", 0, 0.1, 0.1), ("history_restore", 0, 0.2, 0.1),
+    ("admission_wait", 0, 0.3, 0.1), ("turn_open", 0, 0.4, 0.1), ("stream_agent_response", 0, 1.0, 400.0),
+    ("graph", 1, 1.0, 2.0), ("llm_invoke", 1, 3.0, 290.0), ("turn_close", 0, 402.0, 0.3), ("spool_ack", 0, 403.0, 20.0),
+)  # fmt: skip
+"""Phase, depth, start and length in milliseconds, of the turn whose trace is encoded."""
 
 
 def _in_ledgers(times: range) -> Iterator[range]:

@@ -5,7 +5,8 @@ import struct
 import pytest
 
 from backend_kit.kpi.summary import PREFIX
-from tests.bench.truth_lines import borrowed
+from tests.bench.truth_lines import borrowed, collections_in, flushes_in, stalls_in
+from tests.bench.truth_stage import FLUSH_S
 from tests.bench.truth_table import Row, printed, samples_of, summary_of, timer
 from tests.bench.wiretap import HttpWire, PostgresWire
 
@@ -89,6 +90,15 @@ def test_an_exchange_of_http_is_timed_however_it_is_cut() -> None:
     assert (record["texts"], record["gap"], record["usage"]) == (3, 3, [7, 3])
 
 
+@pytest.mark.parametrize(("texts", "count"), [(b'"one"', 1), (b'["one","two"]', 2)])
+def test_the_texts_of_an_embedding_are_counted(texts: bytes, count: int) -> None:
+    wire = HttpWire()
+    body = b'{"model":"mock","input":%b}' % texts
+    wire.up(b"POST /v1/embeddings HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 1.0)
+    (record,) = wire.down(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2.0)
+    assert record["inputs"] == count
+
+
 def test_exchanges_of_one_connection_follow_one_another() -> None:
     wire = HttpWire()
     told = []
@@ -112,8 +122,11 @@ READY = message(b"Z", b"I")
 
 def test_a_statement_of_postgres_ends_when_it_is_ready_for_the_next() -> None:
     wire = PostgresWire()
-    wire.up(startup(b"pool"), 0.0)
-    assert [one["sql"] for one in wire.down(message(b"R", b"\0\0\0\0") + READY, 1.0)] == ["LOGIN"]
+    wire.up(struct.pack("!ii", 8, 80877103), 0.0)
+    assert wire.down(b"N", 0.5) == []
+    wire.up(startup(b"pool"), 0.5)
+    (login,) = wire.down(message(b"R", b"\0\0\0\0") + READY, 1.0)
+    assert (login["sql"], login["begun"]) == ("LOGIN", 0)
     values = struct.pack("!hhi", 0, 1, 5) + b"s-123" + struct.pack("!h", 0)
     asked = message(b"P", b"one\0SELECT  $1\0\0\0") + message(b"B", b"\0one\0" + values) + message(b"E") + message(b"S")
     for at, piece in enumerate(pieces(asked)):
@@ -128,9 +141,23 @@ def test_a_statement_of_postgres_ends_when_it_is_ready_for_the_next() -> None:
     assert wire.down(READY, 41.0)[0]["sql"] == "SELECT $1"
 
 
+def test_a_statement_that_is_prepared_first_is_one_with_its_use() -> None:
+    wire = PostgresWire()
+    wire.up(startup(b"pool"), 0.0)
+    wire.down(READY, 0.5)
+    wire.up(message(b"P", b"one\0SELECT 1\0\0\0") + message(b"S"), 1.0)
+    assert wire.down(message(b"1") + READY, 2.0) == []
+    wire.up(message(b"B", b"\0one\0" + bytes(6)) + message(b"E") + message(b"S"), 3.0)
+    (record,) = wire.down(READY, 4.0)
+    assert (record["sql"], record["begun"], record["answered"]) == ("SELECT 1", 1, 4)
+
+
 def test_rows_of_a_copy_belong_to_its_statement() -> None:
     wire = PostgresWire()
-    wire.up(startup(b"pool") + message(b"P", b"\0COPY t FROM STDIN\0\0\0") + message(b"S"), 0.0)
+    copy = (
+        message(b"P", b"\0COPY t FROM STDIN\0\0\0") + message(b"B", b"\0\0" + bytes(6)) + message(b"E") + message(b"S")
+    )
+    wire.up(startup(b"pool") + copy, 0.0)
     wire.down(READY, 0.5)
     wire.up(message(b"d", b"row") + message(b"c") + message(b"S"), 1.0)
     assert [one["sql"] for one in wire.down(READY, 2.0)] == ["COPY t FROM STDIN"]
@@ -156,3 +183,38 @@ def test_begin_is_a_part_of_what_follows_it() -> None:
         [("INSERT", 0), ("COMMIT", 2)],
         [("SELECT 1", 3)],
     ]
+
+
+CALLS = """
+100.000000 pwrite64(18</spool/s.sqlite-wal>, ""..., 32, 0) = 32 <0.001000>
+100.001000 fdatasync(18</spool/s.sqlite-wal>) = 0 (DELAYED) <0.010000>
+102.000000 pwrite64(18</spool/s.sqlite-wal>, ""..., 24, 32) = 24 <0.001000>
+102.002000 pwrite64(18</spool/s.sqlite-wal>, ""..., 4096, 56) = 4096 <0.001000>
+102.003000 fdatasync(18</spool/s.sqlite-wal>) = 0 (DELAYED) <0.010000>
+104.000000 pwrite64(18</spool/s.sqlite-wal>, ""..., 4096, 56) = 4096 <0.001000>
+105.000000 fsync(19</spool>) = 0 (DELAYED) <0.010000>
+107.000000 fdatasync(18</spool/s.sqlite-wal>) = 0 (DELAYED) <0.010000>
+"""
+
+
+def test_a_flush_of_the_log_has_what_was_written_just_before_it() -> None:
+    first, second = flushes_in({7: CALLS}, 100.0)
+    assert (first.thread, first.begun, second.begun) == (7, pytest.approx(2.0), pytest.approx(7.0))
+    assert first.took_s == pytest.approx(0.013 + FLUSH_S)
+    assert second.took_s == pytest.approx(0.01 + FLUSH_S)
+
+
+def test_a_stall_is_one_however_many_pings_wait_and_none_where_the_pinger_was_late() -> None:
+    pings = [(0.0, 0.001, 0.0), (1.0, 0.5, 0.0), (1.04, 0.46, 0.0), (2.0, 0.2, 0.15), (3.0, 0.3, 0.0)]
+    assert stalls_in(pings) == [(1.0, 1.5), (3.0, 3.3)]
+
+
+def test_collections_count_between_the_start_and_the_summary() -> None:
+    lines = (
+        "collected in 0.100000 s",
+        "… [KPI][START] …",
+        "collected in 0.200000 s",
+        f"… {PREFIX} …",
+        "collected in 1.0 s",
+    )
+    assert collections_in("\n".join(lines)) == [0.2]

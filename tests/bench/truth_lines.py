@@ -2,29 +2,62 @@
 
 import os
 import re
+import subprocess
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from backend_kit.kpi.rollup import nearest_rank
 from tests.bench.deployment import cpu_s, rss_mb
 from tests.bench.truth_load import Clients, ClientTurn
-from tests.bench.truth_stage import ANSWERS, FLUSH_S, PRICES, TITLES, TOOLED, Watched, thread_cpu_s
+from tests.bench.truth_search import SearchEvidence
+from tests.bench.truth_search import rows as search_rows
+from tests.bench.truth_stage import (
+    ANSWERS,
+    BLOCKED_S,
+    DELAYS_MS,
+    FLUSH_S,
+    PRICES,
+    TITLES,
+    TOOLED,
+    Watched,
+    thread_cpu_s,
+)
 from tests.bench.truth_table import Figures, Row, timer
-from tests.support.odd_agent import BLOCK_S
+from tests.support.odd_agent import TALK
 
 Record = dict[str, Any]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_FLUSH = re.compile(r"^\d+ +(\d+\.\d+) (?:fdatasync|fsync)\(\d+<([^>]*)>\).*<(\d+\.\d+)>$", re.MULTILINE)
+_CALL = re.compile(r"^(\d+\.\d+) (pwrite64|fdatasync|fsync)\(\d+<([^>]*)>(.*)\) = .*<(\d+\.\d+)>$", re.MULTILINE)
+_TOGETHER_S = 0.01
+"""Writes that follow one another sooner than this are of one commit."""
+_COLLECTED = re.compile(r"collected in (\d+\.\d+) s")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_STALLS_S = 0.1
 _PING = ";"
 _NEW = ("LOGIN", "select pg_catalog.version()", "select current_schema()", "show ", "SHOW ")
 """What begins a connection: a part of the wait for it."""
+
+
+class Used(NamedTuple):
+    """What a process, and its loop's thread, had had of a core at a time."""
+
+    at: float
+    cpu_s: float
+    loop_s: float
+
+    @classmethod
+    def now(cls, pid: int) -> "Used":
+        """Up to now."""
+        return cls(time.perf_counter(), cpu_s(pid), thread_cpu_s(pid))
 
 
 @dataclass(slots=True)
@@ -40,18 +73,19 @@ class Process:
     threads: int
     summary: dict[str, Figures] = field(default_factory=dict)
     exposed: dict[str, float] = field(default_factory=dict)
+    collections_s: list[float] = field(default_factory=list)
     since: float = 0.0
     until: float = 0.0
 
     @classmethod
-    def of(cls, service: Watched, now: float) -> "Process":
-        """The process now; CPU of all its threads, and of its loop's, over the seconds since it was ready."""
-        pid, seconds = service.pid, now - service.ready_at
+    def of(cls, service: Watched, used: Used) -> "Process":
+        """The process now; CPU of all its threads, and of its loop's, over the seconds from when it was ready."""
+        pid, seconds = service.pid, used.at - service.ready_at
         proc = Path(f"/proc/{pid}")
         vms_pages = int((proc / "statm").read_text().split()[0])
         return cls(
-            cpu_pct=(cpu_s(pid) - service.ready_cpu_s) / seconds * 100,
-            loop_pct=(thread_cpu_s(pid) - service.ready_loop_s) / seconds * 100,
+            cpu_pct=(used.cpu_s - service.ready_cpu_s) / seconds * 100,
+            loop_pct=(used.loop_s - service.ready_loop_s) / seconds * 100,
             rss_mb=rss_mb(pid),
             vms_mb=vms_pages * _PAGE / 2**20,
             open_fds=len(list((proc / "fd").iterdir())),
@@ -136,10 +170,55 @@ def _use(records: Sequence[Record]) -> Borrowed:
     return Borrowed(begun, ready - begun, statements)
 
 
-def flushes_in(calls: str, clocks_apart_s: float) -> list[tuple[float, str, float]]:
-    """What strace wrote of flushes: when each began, on our clock, of which file, and its seconds with the delay."""
-    found = _FLUSH.findall(calls)
-    return [(float(at) - clocks_apart_s, path, float(took) + FLUSH_S) for at, path, took in found]
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """A flush of the log as strace wrote it: of which thread, when it began, on our clock, and its seconds with the
+    delay and with what was written just before it."""
+
+    thread: int
+    begun: float
+    took_s: float
+
+
+def flushes_in(calls: Mapping[int, str], clocks_apart_s: float) -> list[Flush]:
+    """Those of all threads. Where the log begins anew its head is flushed for itself: nobody waits for that."""
+    return [flush for thread, lines in calls.items() for flush in _flushes_of(thread, lines, clocks_apart_s)]
+
+
+def _flushes_of(thread: int, lines: str, clocks_apart_s: float) -> Iterator[Flush]:
+    writing = ended = float("-inf")
+    of_head = False
+    for at, call, path, arguments, took in _CALL.findall(lines):
+        now, took_s = float(at), float(took)
+        if now - ended > _TOGETHER_S:
+            writing = now
+        if call == "pwrite64":
+            of_head = of_head or (path.endswith("-wal") and arguments.endswith(", 32, 0"))
+            ended = now + took_s
+            continue
+        ended = now + took_s + FLUSH_S
+        if path.endswith("-wal"):
+            if not of_head:
+                yield Flush(thread, writing - clocks_apart_s, ended - writing)
+            of_head = False
+        writing = ended
+
+
+def collections_in(output: str) -> list[float]:
+    """The seconds of each garbage collection between the line of a service's start and its summary, as the interpreter
+    wrote them."""
+    window = output.partition("[KPI][START]")[2].partition("[KPI][SUMMARY]")[0]
+    return [float(seconds) for seconds in _COLLECTED.findall(window)]
+
+
+def stalls_in(pings: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """Each time that pings went unanswered for 100 ms: since when, and until when. What the pinging process was itself
+    late with is taken off."""
+    found: list[tuple[float, float]] = []
+    for due, late_s, own_s in sorted(pings):
+        if late_s - own_s > _STALLS_S and not (found and due < found[-1][1]):
+            found.append((due, due + late_s))
+    return found
 
 
 @dataclass
@@ -149,11 +228,13 @@ class Evidence:
     clients: Clients
     records: dict[str, list[Record]]
     told: dict[str, Process]
-    flushes: Sequence[tuple[float, str, float]]
+    flushes: Sequence[Flush]
     database: Database
-    pings: Sequence[tuple[float, float]]
+    pings: Sequence[tuple[float, float, float]]
     spool_bytes: int
     places: int
+    commit: str
+    search: SearchEvidence
 
     def during(self, tap: str, service: str = "agentic") -> list[Record]:
         """What passed a relay within the service's window."""
@@ -165,6 +246,15 @@ class Evidence:
         """The agentic pool of reads."""
         rows = [one for one in self.during("agentic_sql") if one["application"] == "turnwise-agentic-main"]
         return borrowed(rows, pinged=True)
+
+    @cached_property
+    def reads_of(self) -> dict[str, list[Borrowed]]:
+        """The same by the session that they are about."""
+        found = defaultdict(list)
+        for use in self.reads:
+            for session_id in {one["values"][0] for one in use.statements if one.get("values")}:
+                found[session_id].append(use)
+        return found
 
     @cached_property
     def batches(self) -> list[Borrowed]:
@@ -183,17 +273,27 @@ class Evidence:
         """Calls of the model by turn, titles aside."""
         return self._by_mark([one for one in self.during("model") if one.get("model") != TITLES])
 
+    @cached_property
+    def stalls(self) -> list[tuple[float, float]]:
+        """When the loop of the agentic service answered nobody."""
+        return stalls_in(self.pings)
+
+    def read_at(self, came: float) -> float:
+        """When the agentic service could read what came: during a stall at its end."""
+        return next((until for since, until in self.stalls if since <= came <= until), came)
+
     def calls_of(self, turn: ClientTurn) -> list[Record]:
-        """What a turn asked others, in order; of one that blocks the loop the block, which nobody else sees."""
-        if turn.agent == "block":
-            return [{"begun": turn.asked, "ended": turn.asked + BLOCK_S, "block": True}]
+        """What a turn asked others, in order; of one that asks nobody what its agent does, which nobody else sees."""
+        if turn.agent in _ALONE:
+            took_s = BLOCKED_S if turn.agent == "block" else 0.0
+            return [{"begun": turn.asked, "ended": turn.asked + took_s, "block": True}]
         calls = [*self.searches.get(turn.mark, ()), *self.answers.get(turn.mark, ())]
         return sorted(calls, key=lambda one: float(one["begun"]))
 
     @cached_property
     def streamed(self) -> list[ClientTurn]:
         """The turns whose answers a model streamed."""
-        return [turn for turn in self.clients.finished if turn.agent != "block"]
+        return [turn for turn in self.clients.finished if turn.agent not in _ALONE]
 
     @cached_property
     def searches(self) -> dict[int, list[Record]]:
@@ -210,6 +310,8 @@ class Evidence:
         return found
 
 
+_ALONE = ("block", "talk")
+"""Agents that ask nobody."""
 _PHASES = """
     session_read agent_init history_restore llm_invoke llm_invoke_title vector_search vector_rerank kf_vector_search
     kf_vector_rerank answer_general_only answer_no_results answer_no_sources answer_with_sources stream_agent_response
@@ -233,8 +335,12 @@ NAMES = (
 
 def rows_of(evidence: Evidence) -> list[Row]:
     """The table; a line of `NAMES` at which nobody looks is a miss."""
-    parts = (_turns, _streams, _models, _knowledge, _reads, _persistence, _rest, _counters, _pools, _search, _loop)
+    parts = (
+        *(_turns, _streams, _models, _knowledge, _reads, _persistence, _rest, _counters, _pools, _search, _loop),
+        *(_unread, _tokens),
+    )  # fmt: skip
     rows = [row for part in (*parts, _processes) for row in part(evidence)]
+    rows += search_rows(evidence.search)
     told = [key for process in evidence.told.values() for key in process.summary]
     for name in NAMES:
         if not any(row.line.startswith(name) or f"|{name}" in row.line for row in rows):
@@ -257,9 +363,10 @@ def _turns(evidence: Evidence) -> Iterator[Row]:
     for agent in sorted({turn.agent for turn in turns}):
         mine = [turn for turn in turns if turn.agent == agent]
         key = f"app.turn_latency_ms|agent={agent}"
-        yield from timer(key, told.get(key), [turn.ended - turn.asked for turn in mine], "clients")
+        if agent != "talk":  # its client has it only when it reads again
+            yield from timer(key, told.get(key), [turn.ended - turn.asked for turn in mine], "clients")
         yield Row(f"turns|agent={agent}", "count", _count(told, f"turns|agent={agent}"), len(mine), "clients")
-        if agent == "block":
+        if agent in _ALONE:
             continue
         key = f"app.ttft_ms|agent={agent}"
         native = all(turn.native for turn in mine)
@@ -293,10 +400,12 @@ def _streams(evidence: Evidence) -> Iterator[Row]:
     told = evidence.told["agentic"].summary
     turns = evidence.streamed
     gaps = [turn.gap_s if turn.native else _relayed_gap(evidence, turn) for turn in turns]
+    at_once = [turn for turn in evidence.clients.finished if turn.agent == "talk"]
+    gaps += [0.0 for _ in at_once]
     yield from timer("app.stream_gap_ms", told.get("app.stream_gap_ms"), gaps, "native clients, else model's relay")
     deltas = [turn.deltas for turn in turns if turn.native]
     texts = [evidence.answers[turn.mark][-1].get("texts", 0) for turn in turns if not turn.native]
-    seen = sum(deltas) + sum(texts)
+    seen = sum(deltas) + sum(texts) + len(at_once) * len(TALK)
     yield Row("turn_deltas", "count", _count(told, "turn_deltas"), seen, "native clients, else model's relay")
     runs = []
     for turn in evidence.clients.finished:
@@ -304,23 +413,26 @@ def _streams(evidence: Evidence) -> Iterator[Row]:
         runs.append(max(one["ended"] for one in calls) - calls[0]["begun"])
     key = _phase("stream_agent_response")
     yield from timer(key, told.get(key), runs, "relays: first request to last answer of a turn")
-    waits = _slot_waits(evidence)
     line = told.get("admission_wait_ms", {})
     yield Row("admission_wait_ms", "count", line.get("count"), len(evidence.clients.finished), "clients")
-    native = [turn for turn in turns if turn.native]
-    yield Row(
-        "admission_wait_ms", "avg", line.get("avg"), fmean(waits) * 1e3 if waits else None,
-        f"{len(native)} native clients: first to second `accepted`",
-    )  # fmt: skip
+    waits, known = [], set()
+    for turn in sorted(turns, key=lambda one: one.asked):
+        waits.append(_slot_wait(evidence, turn, first=turn.session_id not in known))
+        known.add(turn.session_id)
+    avg = sum(waits) * 1e3 / len(evidence.clients.finished)
+    yield Row("admission_wait_ms", "avg", line.get("avg"), avg, "clients' ask, or its last read, to its first request")
     yield Row("turns_queued", "last", line_of(told, "turns_queued", "last"), 0, "clients")
 
 
-def _slot_waits(evidence: Evidence) -> list[float]:
-    return [
-        turn.accepted[-1] - turn.accepted[0] if len(turn.accepted) > 1 else 0.0
-        for turn in evidence.clients.finished
-        if turn.native
-    ]
+def _slot_wait(evidence: Evidence, turn: ClientTurn, *, first: bool) -> float:
+    """Of the session's first turn here without its reads, which come before; others read nothing."""
+    begun = float(evidence.calls_of(turn)[0]["begun"])
+    if turn.agent == "Sammy":  # may first have to ask which tools there are
+        others = [one["begun"] for one in evidence.during("tools") if one.get("call") != "tools/call"]
+        found = [at for at in others if turn.asked <= at <= begun - DELAYS_MS["tools"] / 1e3]
+        begun = min([begun, *found])
+    read = [use.ended for use in evidence.reads_of[turn.session_id] if turn.asked <= use.begun and use.ended <= begun]
+    return begun - max(read if first else (), default=turn.asked)
 
 
 def _relayed_gap(evidence: Evidence, turn: ClientTurn) -> float:
@@ -412,14 +524,10 @@ _REMEMBERED = "SELECT exchange_id, role, metadata_json"
 
 def _reads(evidence: Evidence) -> Iterator[Row]:
     told = evidence.told["agentic"].summary
-    by_session = defaultdict(list)
-    for use in evidence.reads:
-        for session_id in {one["values"][0] for one in use.statements if one.get("values")}:
-            by_session[session_id].append(use)
     read, restored, known = [], [], set()
     for turn in sorted(evidence.clients.finished, key=lambda one: one.asked):
         began = min(one["begun"] for one in evidence.calls_of(turn))
-        mine = [use for use in by_session[turn.session_id] if turn.asked <= use.begun and use.ended <= began]
+        mine = [use for use in evidence.reads_of[turn.session_id] if turn.asked <= use.begun and use.ended <= began]
         first = [use for use in mine if any(use.has(sql, turn.session_id) for sql in (_GET, _IDS, _TOUCH))]
         if first and turn.session_id not in known:
             read.append(max(use.ended for use in first) - first[0].begun)
@@ -455,14 +563,19 @@ def _persistence(evidence: Evidence) -> Iterator[Row]:
     handed = {turn.mark: evidence.calls_of(turn)[-1]["ended"] for turn in turns}
     lags = [committed[turn.exchange_id] - handed[turn.mark] for turn in turns if turn.exchange_id in committed]
     yield from timer("persist_lag_ms", told.get("persist_lag_ms"), lags, "model's last byte to commit, by the relays")
-    acks = [turn.ended - handed[turn.mark] for turn in turns]
+    # Both come the same way, so that its length does not count; of others it is from the model's last byte.
+    said = {turn.mark: turn.last_delta for turn in turns if turn.native and turn.agent not in _ALONE}
+    acks = [turn.ended - (said.get(turn.mark) or handed[turn.mark]) for turn in turns if turn.agent != "talk"]
+    source = "native clients' last delta to their final, else model's last byte to the client's final"
     for key in ("spool_ack_ms", _phase("spool_ack")):
-        yield from timer(key, told.get(key), acks, "model's last byte at its relay to the client's final")
+        line = told.get(key, {})
+        yield Row(key, "count", line.get("count"), len(turns), "clients")
+        yield from timer(key, line, acks, source)[1:]
     process = evidence.told["agentic"]
-    flushes = [one for one in evidence.flushes if process.since <= one[0] <= process.until]
-    log = Counter(path for _, path, _ in flushes).most_common(1)
-    took = [seconds for _, path, seconds in flushes if log and path == log[0][0]]
-    yield from timer("spool_commit_ms", told.get("spool_commit_ms"), took, "strace")
+    flushes = [one for one in evidence.flushes if process.since <= one.begun <= process.until]
+    writer = Counter(one.thread for one in flushes).most_common(1)
+    took = [one.took_s for one in flushes if one.thread == writer[0][0]]
+    yield from timer("spool_commit_ms", told.get("spool_commit_ms"), took, "strace, flushes of the log by its writer")
     yield Row("spool_bytes", "last", line_of(told, "spool_bytes", "last"), evidence.spool_bytes, "files on disk")
     for key in ("persist_queue_depth", "persist_oldest_ms", "spool_records"):
         yield Row(key, "last", line_of(told, key, "last"), 0, "all exchanges are in session_history")
@@ -491,8 +604,15 @@ def _rest(evidence: Evidence) -> Iterator[Row]:
     yield from timer(_phase("session_list"), told.get(_phase("session_list")), span("list", "WITH pending"), source)
     history = span("history", "WITH RECURSIVE wanted")
     yield from timer(_phase("history_get"), told.get(_phase("history_get")), history, source, shares=())
-    writes = [call.ended - call.begun for call in calls if call.what in ("create", "prefer")]
-    yield from timer(_phase("session_write"), told.get(_phase("session_write")), writes, "clients' calls")
+    listed = [use for use in evidence.reads if use.has("SELECT document_uid, l.user_id")]
+    key = _phase("attachments_list_on_delete")
+    yield from timer(key, told.get(key), [use.ended - use.begun for use in listed], "relay before Postgres")
+    # A user's calls wait for one another before they are one's turn, so that is no part of the writing.
+    writes = span("create", "INSERT INTO session (") + [
+        call.ended - call.begun for call in calls if call.what == "prefer"
+    ]
+    source = "relay before Postgres for new sessions, clients' calls for preferences"
+    yield from timer(_phase("session_write"), told.get(_phase("session_write")), writes, source)
 
 
 def _counters(evidence: Evidence) -> Iterator[Row]:
@@ -540,9 +660,10 @@ def _pools(evidence: Evidence) -> Iterator[Row]:
     source = "relay before Postgres"
     for service, uses in (("agentic", [*evidence.reads, *evidence.batches]), ("knowledge", evidence.knowledge_uses)):
         told = evidence.told[service].summary
-        waits = [use.waited_s for use in uses]
+        read_at = evidence.read_at if service == "agentic" else float
+        waits = [read_at(use.begun + use.waited_s) - use.begun if use.waited_s else 0.0 for use in uses]
         yield from _named(service, timer("persist_pool_wait_ms", told.get("persist_pool_wait_ms"), waits, source))
-        statements = [_took(one) for use in uses for one in use.statements]
+        statements = [read_at(one["ended"]) - one["begun"] for use in uses for one in use.statements]
         yield from _named(service, timer("persist_sql_ms", told.get("persist_sql_ms"), statements, source))
     told = evidence.told["agentic"].summary
     seen = len([one for use in [*evidence.reads, *evidence.batches] for one in use.statements])
@@ -575,46 +696,81 @@ def _search(evidence: Evidence) -> Iterator[Row]:
         elif some:
             yield from timer(key, told.get(key), [one["answered"] - one["begun"] for one in some], source)
     good = [one for one in calls if one["status"] == 200]
+    calls = [one for one in evidence.during("knowledge", "knowledge") if one["path"].endswith("/vector/rerank")]
+    key = "kf.requests|route=rerank"
+    yield from timer(key, told.get(key), [one["answered"] - one["begun"] for one in calls], source)
     key = _phase("vector_rerank")
-    seen = _reranks(evidence, good)
+    asked = [_took(one) for one in evidence.during("rerank", "knowledge") if not one["marks"]]
+    seen = [*_reranks(evidence, good), *asked]
     yield from _named("knowledge", timer(key, told.get(key), seen, "relay before the reranker, 0 without hits"))
     embeds = evidence.during("embed", "knowledge")
     yield from timer("embed", told.get("embed"), list(map(_took, embeds)), "relay before the embedder")
+    texts = sum(one["inputs"] for one in embeds)
+    yield Row("embed_texts", "count", line_of(told, "embed_texts", "count"), texts, "relay before the embedder")
     by_mark = {mark: one for one in embeds for mark in one["marks"]}
-    arrivals = _arrivals(evidence)
-    marks = [mark for mark in by_mark if mark in arrivals]
-    waits = [by_mark[mark]["begun"] - arrivals[mark] for mark in marks]
-    source = "first statement of the search at Postgres' relay to the embedder's relay"
-    whole = [by_mark[mark]["ended"] - arrivals[mark] for mark in marks]
+    embedded = [(one, by_mark[one["marks"][-1]]) for one in good if one["marks"][-1] in by_mark]
+    source = "search at knowledge flow's relay to the embedder's relay"
+    # A search that the words answer with nothing does not wait for its vector.
+    whole = [embed["ended"] - one["asked"] for one, embed in embedded if embed["ended"] <= one["answered"]]
     yield from timer(_phase("embed_query"), told.get(_phase("embed_query")), whole, source)
+    key = f"{_phase('embed_query')}|status=cancelled"
+    yield Row(key, "count", line_of(told, key, "count") or 0, len(good) - len(whole), source)
+    # The least of them waited for nothing: it is what a search takes on its way to the embedder.
+    ways = [embed["begun"] - one["asked"] for one, embed in embedded]
+    waits = [way - min(ways) for way in ways]
+    waits += [0.0] * (texts - len(waits))
     line = told.get("embed_queue", {})
+    yield Row("embed_queue", "count", line.get("count"), texts, "relay before the embedder")
     yield Row("embed_queue", "avg", line.get("avg"), fmean(waits) * 1e3 if waits else None, source)
 
 
-def _arrivals(evidence: Evidence) -> dict[int, float]:
-    """When each search began, by its mark: its first statement runs beside its embedding."""
-    found: dict[int, float] = {}
-    for use in evidence.knowledge_uses:
-        for one in use.statements:
-            for value in one.get("values", ()):
-                for mark in re.findall(r"#t(\d+)#", value):
-                    found[int(mark)] = min(found.get(int(mark), use.begun), use.begun)
-    return found
+def _unread(evidence: Evidence) -> Iterator[Row]:
+    """What clients cause that do not read."""
+    told = evidence.told["agentic"].summary
+    stalls = [stall.resumed - stall.asked for stall in evidence.clients.stalls]
+    turns = evidence.clients.finished
+    source = "clients that did not read"
+    line = told.get("app.ws_send_ms", {})
+    yield Row("app.ws_send_ms", "count", line.get("count"), len(turns), "clients")
+    yield Row("app.ws_send_ms", "avg", line.get("avg"), sum(stalls) * 1e3 / len(turns), source)
+    yield Row("app.ws_send_ms", "max", line.get("max"), max(stalls) * 1e3, source)
+    waiting = max(stall.waiting_bytes for stall in evidence.clients.stalls)
+    source = "what they got less what the kernel held"
+    yield Row("outbox_bytes", "max", line_of(told, "outbox_bytes", "max"), waiting, source)
+    yield Row("outbox_bytes", "last", line_of(told, "outbox_bytes", "last"), 0, "clients")
+    unread = [turn for turn in turns if turn.agent == "talk"]
+    kept = unread[-1].events + sum(turn.events for turn in turns if turn.agent == "block")
+    source = "numbers of their last events, of all since the last answer of 4 MiB: there is room for one"
+    yield Row("replay_events", "last", line_of(told, "replay_events", "last"), kept, source)
+    why = "what the events weigh in this process' memory, which nobody else can see"
+    yield Row("replay_bytes", "last", line_of(told, "replay_bytes", "last"), None, "-", reason=why)
+
+
+def _tokens(evidence: Evidence) -> Iterator[Row]:
+    told = evidence.told["agentic"].summary
+    tokens = evidence.clients.tokens
+    for cache, hits, misses in (
+        ("jwt", tokens.shown - tokens.distinct, tokens.distinct),
+        ("jwks", tokens.distinct, 0),
+    ):
+        for result, seen in (("hit", hits), ("miss", misses)):
+            key = f"cache|cache={cache}|result={result}"
+            yield Row(key, "count", _count(told, key) or 0, seen, "tokens that clients showed")
 
 
 def _loop(evidence: Evidence) -> Iterator[Row]:
     process = evidence.told["agentic"]
     told = process.summary
-    late = [seconds * 1e3 for _, seconds in evidence.pings]
+    late = [(seconds - own_s) * 1e3 for _, seconds, own_s in evidence.pings]
     pinged_s = evidence.pings[-1][0] - evidence.pings[0][0]
     idle = nearest_rank(sorted(late), 0.5)
     whole_s = process.until - process.since
     seen = (fmean(late) * pinged_s + idle * (whole_s - pinged_s)) / whole_s
-    source = "pings from outside, 25 a second; their median for the rest of the window"
+    source = "pings from outside, 100 a second; their median for the rest of the window"
     yield Row("event_loop_lag_ms", "avg", line_of(told, "event_loop_lag_ms", "avg"), seen, source)
     yield Row("event_loop_lag_ms", "max", line_of(told, "event_loop_lag_ms", "max"), max(late), source)
-    blocks = sum(turn.agent == "block" for turn in evidence.clients.turns)
-    yield Row("event_loop_stall", "count", _count(told, "event_loop_stall"), blocks, "blocks that were planted")
+    stalls = len(evidence.stalls)
+    yield Row("event_loop_stall", "count", _count(told, "event_loop_stall"), stalls, "pings from outside")
     busy = line_of(told, "event_loop_busy_pct", "avg")
     yield Row("event_loop_busy_pct", "avg", busy, process.loop_pct, "/proc: schedstat of the first thread")
 
@@ -626,6 +782,28 @@ def _processes(evidence: Evidence) -> Iterator[Row]:
             yield Row(f"process of {name}", figure, line.get(figure), getattr(process, figure), "/proc")
         total = Path("/proc/meminfo").read_text().split(maxsplit=2)[1]
         yield Row(f"process of {name}", "rss_pct", line.get("rss_pct"), process.rss_mb * 102400 / int(total), "/proc")
+        paused = process.collections_s
+        for figure, seen in (
+            ("gc_count", len(paused)),
+            ("gc_ms", sum(paused) * 1e3),
+            ("gc_max_ms", max(paused, default=0.0) * 1e3),
+        ):
+            yield Row(
+                f"app_gc_pause_seconds of {name}",
+                figure,
+                line.get(figure),
+                seen,
+                "a callback of our own in the process",
+            )
+        info = next((key for key in process.exposed if key.startswith("app_build_info{")), "")
+        labels = dict(_LABEL.findall(info))
+        same = float((labels.get("version"), labels.get("git_sha")) == (version("turnwise"), evidence.commit))
+        yield Row(f"app_build_info of {name}", "value", same if info else None, 1.0, "git, and the installed package")
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    return subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, check=True).stdout.strip()
 
 
 def line_of(told: dict[str, Figures], key: str, figure: str) -> float | None:

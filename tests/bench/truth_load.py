@@ -5,17 +5,22 @@ of CLOCK_MONOTONIC in seconds, as those of the relays.
 """
 
 import asyncio
+import fcntl
 import itertools
 import json
+import socket
+import struct
+import termios
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.bench.driver import HEADERS, NATIVE
+from tests.bench.driver import NATIVE
 from tests.bench.rawsocket import RawSocket, SocketFailed
 
 BASE = "/agentic/v1"
@@ -23,8 +28,10 @@ PATH = f"{BASE}/chatbot/query/ws"
 _ENDS = ('{"type":"final"', '{"type":"error"', '{"type":"cancelled"')
 _DELTA, _ACCEPTED = b'{"type":"delta"', b'{"type":"accepted"'
 _TURN_S = 120.0
-_PAUSE_S = 0.3
+_PAUSE_S = 5.0
 _LOOKS_EVERY_S = 0.01
+_CALLS_OF_A_TOKEN = 20
+_RECEIVES_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +60,11 @@ class ClientTurn:
     ended: float = 0.0
     accepted: list[float] = field(default_factory=list)
     deltas: int = 0
+    last_delta: float | None = None
     gap_s: float = 0.0
     ok: bool = False
     unattributed_ms: float | None = None
+    events: int = 0
     frames: int = 0
     frame_bytes: int = 0
     failure: str = ""
@@ -72,6 +81,35 @@ class Call:
     session_id: str = ""
 
 
+@dataclass(slots=True)
+class Stall:
+    """A client that read nothing from its question until `resumed`. `waiting_bytes` came after that and were nowhere in
+    the kernel when it ended."""
+
+    asked: float
+    resumed: float
+    waiting_bytes: int
+
+
+class Tokens:
+    """What clients show: how often, and how many of them no one has shown before."""
+
+    def __init__(self, new: Callable[[], str]) -> None:
+        self._new = new
+        self.shown = 0
+        self.distinct = 0
+
+    def header(self, token: str) -> dict[str, str]:
+        """The header that shows it."""
+        self.shown += 1
+        return {"Authorization": f"Bearer {token}"}
+
+    def fresh(self) -> str:
+        """One that nobody has shown."""
+        self.distinct += 1
+        return self._new()
+
+
 class TimedSocket(RawSocket):
     """One that also keeps when each frame of interest came."""
 
@@ -82,6 +120,11 @@ class TimedSocket(RawSocket):
         self.gap_s = 0.0
         self._last = 0.0
 
+    @property
+    def last_delta(self) -> float | None:
+        """When the last piece of text came."""
+        return self._last if self.deltas else None
+
     def begin(self) -> None:
         """The next turn."""
         self.accepted, self.deltas, self.gap_s, self._last = [], 0, 0.0, 0.0
@@ -90,6 +133,23 @@ class TimedSocket(RawSocket):
     def heard(self) -> str:
         """The beginning of the last frame of the turn under way."""
         return self._heard[-1][:300].decode(errors="replace") if self._heard else ""
+
+    def read(self, *, on: bool) -> None:
+        """Read what comes, or nothing."""
+        assert self._transport is not None
+        if on:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def kernel_bytes(self) -> int:
+        """What the kernel holds of what comes: received and not read, and sent by the server and not received."""
+        assert self._transport is not None
+        own = self._transport.get_extra_info("socket")
+        unread = bytearray(4)
+        fcntl.ioctl(own.fileno(), termios.FIONREAD, unread)
+        (_, port), (_, server_port) = own.getsockname(), own.getpeername()
+        return int(struct.unpack("i", unread)[0]) + _unsent(server_port, port)
 
     def _hear(self, payload: bytes) -> None:
         if payload.startswith(_DELTA):
@@ -107,10 +167,24 @@ class Clients:
     """All of them against one service."""
 
     def __init__(
-        self, port: int, roles: Sequence[Role], *, seconds: float, questions: Sequence[str], first_mark: int
+        self,
+        port: int,
+        roles: Sequence[Role],
+        *,
+        seconds: float,
+        questions: Sequence[str],
+        first_mark: int,
+        tokens: Tokens,
+        rerank_url: str = "",
     ) -> None:
-        """`first_mark` is that of their first turn: no mark may come twice in a session."""
+        """`first_mark` is that of their first turn: no mark may come twice in a session. `rerank_url` is knowledge
+        flow's route, which no agent calls."""
         self.port = port
+        self.tokens = tokens
+        self.stalls: list[Stall] = []
+        self._rerank_url = rerank_url
+        self._token = tokens.fresh()
+        self._calls_of_token = 0
         self.roles = roles
         self.turns: list[ClientTurn] = []
         self.calls: list[Call] = []
@@ -161,15 +235,36 @@ class Clients:
         role = Role(agent, 1)
         async with self._http() as http:
             session_id = await self.new_session(http, agent, title="Bench")
-        socket = await self._dialled(role)
+        client = await self._dialled(role)
         for number in range(turns):
-            await self._turn(socket, role, session_id, number)
+            await self._turn(client, role, session_id, number)
             await asyncio.sleep(_PAUSE_S)
-        await self._closed(socket)
+        await self._closed(client)
+
+    async def run_unread(self, agent: str, turns: int, stall_s: float) -> None:
+        """So many turns of a client that reads nothing for so long after its question, where each says much."""
+        role = Role(agent, 1)
+        async with self._http() as http:
+            session_id = await self.new_session(http, agent, title="Bench")
+        client = await self._dialled(role, _receives_little(self.port))
+        async with asyncio.timeout(_TURN_S):
+            for number in range(turns):
+                turn = asyncio.ensure_future(self._turn(client, role, session_id, number))
+                await asyncio.sleep(0)
+                client.read(on=False)
+                asked = time.perf_counter()
+                await asyncio.sleep(stall_s)
+                held = client.kernel_bytes()
+                stall = Stall(asked, time.perf_counter(), 0)
+                client.read(on=True)
+                await turn
+                stall.waiting_bytes = self.turns[-1].frame_bytes - held
+                self.stalls.append(stall)
+        await self._closed(client)
 
     def _http(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
-        return aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", headers=HEADERS, connector=connector)
+        return aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", connector=connector)
 
     async def _watch(self, until: float) -> None:
         while (begun := time.perf_counter()) < until:
@@ -181,31 +276,35 @@ class Clients:
         if place not in self.sessions:
             self.sessions[place] = await self.new_session(http, role.agent, title="Bench" if place % 5 else "")
         session_id = self.sessions[place]
-        socket = await self._dialled(role)
+        client = await self._dialled(role)
         try:
             for number in itertools.count():
-                await self._turn(socket, role, session_id, number)
+                await self._turn(client, role, session_id, number)
                 if time.perf_counter() >= until:
                     break
         except SocketFailed:
             pass  # its turn says why
         finally:
-            await self._closed(socket)
+            await self._closed(client)
 
-    async def _dialled(self, role: Role) -> TimedSocket:
+    async def _dialled(self, role: Role, connection: socket.socket | None = None) -> TimedSocket:
         loop = asyncio.get_running_loop()
-        _, socket = await loop.create_connection(TimedSocket, "127.0.0.1", self.port)
+        if connection is None:
+            _, client = await loop.create_connection(TimedSocket, "127.0.0.1", self.port)
+        else:
+            _, client = await loop.create_connection(TimedSocket, sock=connection)
         offers = [f"Sec-WebSocket-Protocol: {NATIVE}"] if role.native else []
-        await socket.upgrade(PATH, *(f"{name}: {value}" for name, value in HEADERS.items()), *offers)
+        headers = self.tokens.header(self.tokens.fresh())
+        await client.upgrade(PATH, *(f"{name}: {value}" for name, value in headers.items()), *offers)
         self.open_sockets += 1
         self.most_sockets = max(self.most_sockets, self.open_sockets)
-        return socket
+        return client
 
-    async def _closed(self, socket: TimedSocket) -> None:
-        await socket.close()
+    async def _closed(self, client: TimedSocket) -> None:
+        await client.close()
         self.open_sockets -= 1
 
-    async def _turn(self, socket: TimedSocket, role: Role, session_id: str, number: int) -> None:
+    async def _turn(self, client: TimedSocket, role: Role, session_id: str, number: int) -> None:
         mark = next(self._marks)
         text = self._questions[mark % len(self._questions)]
         ask = {
@@ -216,27 +315,30 @@ class Clients:
             "client_exchange_id": f"truth-{mark}",
             "runtime_context": role.contexts[number % len(role.contexts)],
         }
-        socket.begin()
+        client.begin()
         turn = ClientTurn(mark, role.agent, role.native, session_id, time.perf_counter(), f"truth-{mark}")
         self.turns.append(turn)
         self._running += 1
         self.most_running = max(self.most_running, self._running)
         try:
             async with asyncio.timeout(_TURN_S):
-                frames = await socket.exchange(json.dumps(ask))
+                frames = await client.exchange(json.dumps(ask))
         except SocketFailed as failure:
-            turn.failure = f"{failure} {socket.heard}"
+            turn.failure = f"{failure} {client.heard}"
             raise
         finally:
             self._running -= 1
-        turn.ended, turn.first = socket.ended_at, socket.first_at
-        turn.accepted, turn.deltas, turn.gap_s = socket.accepted, socket.deltas, socket.gap_s
+        turn.ended, turn.first = client.ended_at, client.first_at
+        turn.accepted, turn.deltas, turn.gap_s = client.accepted, client.deltas, client.gap_s
+        turn.last_delta = client.last_delta
         turn.frames, turn.frame_bytes = len(frames), sum(map(len, frames))
-        last = json.loads(frames[-1])
+        # Behind it there may be what another instance, or nobody, asked for: a new title.
+        last = json.loads(next(frame for frame in reversed(frames) if frame.startswith(_ENDS)))
         turn.ok = last["type"] == "final" and not _error_of(last)
         turn.unattributed_ms = last.get("unattributed_ms")
+        turn.events = last.get("seq", 0)
         if not turn.ok:
-            turn.failure = frames[-1][:300]
+            turn.failure = json.dumps(last)[:300]
             await asyncio.sleep(0.2)
 
     async def new_session(self, http: aiohttp.ClientSession, agent: str, *, title: str) -> str:
@@ -249,13 +351,17 @@ class Clients:
         self, http: aiohttp.ClientSession, what: str, method: str, path: str, *, session_id: str = "", **more: Any
     ) -> Any:
         """One call, which is kept; its JSON. Raises `aiohttp.ClientResponseError`."""
+        self._calls_of_token += 1
+        if self._calls_of_token > _CALLS_OF_A_TOKEN:
+            self._token, self._calls_of_token = self.tokens.fresh(), 1
         begun = time.perf_counter()
-        async with http.request(method, BASE + path, **more) as answer:
+        headers = self.tokens.header(self._token)
+        async with http.request(method, BASE + path, headers=headers, **more) as answer:
             body = await answer.read()
             call = Call(what, answer.status, begun, time.perf_counter(), session_id)
             self.calls.append(call)
             answer.raise_for_status()
-            told = json.loads(body) if body else None
+            told: Any = json.loads(body) if body else None
             if what == "create":
                 call.session_id = told["id"]
             return told
@@ -277,6 +383,8 @@ class Clients:
             )
             rating = {"rating": 5, "messageId": "0", "sessionId": session_id, "agentName": "Georges"}
             await self.call(http, "feedback", "POST", "/chatbot/feedback", session_id=session_id, json=rating)
+            async with http.post(self._rerank_url, json=_RERANKED) as answer:
+                answer.raise_for_status()
             if number % 3 == 0:
                 await self._attach(http, session_id, number)
 
@@ -290,6 +398,34 @@ class Clients:
             http, "detach", "DELETE", f"/chatbot/upload/{made['attachment_id']}?session_id={session_id}",
             session_id=session_id,
         )  # fmt: skip
+
+
+_RERANKED = {
+    "question": "How deep is the well?",
+    "documents": [
+        {"content": f"The well is {metres} metres deep.", "uid": f"d{metres}", "title": "The well", "score": 0.5}
+        for metres in range(4)
+    ],
+}
+
+
+def _unsent(server_port: int, port: int) -> int:
+    """The bytes in the send queue of a connection of this machine, from the server's port to the client's."""
+    ends = f":{server_port:04X}", f":{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        if (local[-5:], remote[-5:]) == ends:
+            return int(queues.split(":")[0], 16)
+    raise LookupError(f"no connection from port {server_port} to {port}")
+
+
+def _receives_little(port: int) -> socket.socket:
+    """A connection whose kernel keeps few bytes for its reader."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVES_BYTES)
+    connection.connect(("127.0.0.1", port))
+    connection.setblocking(False)
+    return connection
 
 
 def _error_of(final: dict[str, Any]) -> str:

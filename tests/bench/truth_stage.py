@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +21,74 @@ from tests.bench.bench import CONFIG
 from tests.bench.deployment import BASE, Deployment, cpu_s
 from tests.bench.rico import NO_OVERRIDES, ROOT, written
 from tests.bench.seed_chunks import question, seed
+from tests.support.issuer import CLIENT, DISCOVERY, Issuer
 from tests.support.odd_agent import odd
 from tests.support.patience import HANGS_S
 from tests.support.ports import free_port
 from tests.support.processes import ModuleProcess
 
 KNOWLEDGE = "/knowledge-flow/v1"
-ANSWERS = "mock;ttft=1500;gap=20;tokens=21;pause=10:500"
-TOOLED = "mock;ttft=600;gap=10;tokens=21;tool=current_time;pause=10:400"
-TITLES = "mock;ttft=500;tokens=4"
+ANSWERS = "mock;ttft=6000;gap=20;tokens=21;pause=10:500"
+TOOLED = "mock;ttft=2500;gap=10;tokens=21;tool=current_time;pause=10:400;floor=3150"
+"""Its call of the tool and its answer take as long: the median of two groups of the same size says nothing."""
+TITLES = "mock;ttft=3000;tokens=4"
 DELAYS_MS = {
-    "knowledge": 50.0, "tools": 200.0, "embed": 100.0, "rerank": 150.0, "agentic_sql": 100.0, "knowledge_sql": 100.0
+    "knowledge": 900.0, "tools": 2500.0, "embed": 900.0, "rerank": 600.0, "agentic_sql": 600.0, "knowledge_sql": 300.0
 }  # fmt: skip
 """By how much the relays put answers off: 2 % of it is more than a loop is late on a loaded core."""
-FLUSH_S = 0.1
+FLUSH_S = 0.9
+BLOCKED_S = 4.0
+_NOTICES_COLLECTIONS = """
+import gc, sys, time
+
+began = 0.0
+
+def notice(phase, info):
+    global began
+    now = time.perf_counter()
+    if phase == "start":
+        began = now
+    else:
+        print(f"collected in {now - began:.6f} s", file=sys.stderr)
+
+gc.callbacks.append(notice)
+"""
+"""A sitecustomize.py that writes down each collection. The interpreter's own account (`gc.DEBUG_STATS`) leaves out what
+it takes itself to count the objects: 70 ms each."""
 CHUNKS = 300
 PRICES = [{"model": ANSWERS, "input_per_million": 3.0, "output_per_million": 15.0}]
 _CONTROL = re.compile(r"^taps (.*) control (\d+)$")
+
+
+class IssuingThread:
+    """An issuer of tokens for one user; its thread publishes the key."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._issuer = issuer = Issuer()
+
+        class Published(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                discovery = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/certs"}
+                body = json.dumps(discovery if self.path == DISCOVERY else {"keys": issuer.keys}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Published)
+        issuer.url = f"http://127.0.0.1:{server.server_port}/realms/test"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        self.url = issuer.url
+        self.issued = 0
+
+    def token(self) -> str:
+        """A token that nobody has shown yet, good for an hour."""
+        self.issued += 1
+        return self._issuer.token(jti=str(self.issued), exp=int(time.time()) + 3600)
 
 
 class Taps:
@@ -118,7 +171,10 @@ class Stage:
         deployment.database("knowledge")
         self.questions: list[str] = []
         self.spool = self.work / "spool"
-        self.strace = self.work / "flushes.strace"
+        self.issuer = IssuingThread(stack)
+        self._noticing = self.work / "noticing"
+        self._noticing.mkdir()
+        (self._noticing / "sitecustomize.py").write_text(_NOTICES_COLLECTIONS)
 
     def fill(self) -> None:
         """Seed the index, and make the questions that it answers."""
@@ -134,7 +190,7 @@ class Stage:
         config["storage"]["postgres"] |= {"port": self.taps.ports["knowledge_sql"], "pool_pre_ping": True}
         file = written(self.work / "knowledge.yaml", config)
         ready = f"http://127.0.0.1:{self.knowledge_port}{KNOWLEDGE}/ready"
-        environment = {**NO_OVERRIDES, "TURNWISE_HOME": str(self.work), "CONFIG_FILE": str(file)}
+        environment = self._environment(file)
         started_at = time.perf_counter()
         process = self.deployment.start_beside("knowledge_flow_backend", ready=ready, environment=environment)
         return _ready(process, started_at, self.knowledge_port, metrics_port)
@@ -145,20 +201,38 @@ class Stage:
         """The agentic service, with all that it asks behind relays."""
         port, metrics_port = free_port(), free_port()
         config = self._agentic_config(model)
-        config["limits"] |= {"max_turns": most_turns, "queue_deadline_s": 30}
+        config["limits"] |= {"max_turns": most_turns, "model_share": 1, "queue_deadline_s": 30}
         config["app"] |= {"port": port, "metrics_port": metrics_port, **_summary(interval_s)}
         file = written(self.work / "agentic.yaml", config)
-        environment = {**NO_OVERRIDES, "TURNWISE_HOME": str(self.work), "CONFIG_FILE": str(file)}
+        environment = self._environment(file)
         ready = f"http://127.0.0.1:{port}{BASE}/ready"
         started_at = time.perf_counter()
-        process = self.deployment.start("agentic_backend", ready=ready, environment=environment, under=under)
+        # The service alone, and not strace, is on its core.
+        core = ["/usr/bin/taskset", "--cpu-list", ",".join(map(str, sorted(self.deployment.service_cores)))]
+        process = self.deployment.start_beside(
+            "agentic_backend", ready=ready, environment=environment, under=[*under, *core]
+        )
         return _ready(process, started_at, port, metrics_port)
 
     def slow_flushes(self) -> list[str]:
-        """The command under which each flush takes longer and is written down, by the kernel's word."""
+        """The command under which each flush takes longer and is written down, by the kernel's word, a file a thread:
+        in one for all a call that another interrupts stands in two lines."""
         inject = f"inject=fdatasync,fsync:delay_exit={FLUSH_S * 1e6:.0f}"
-        options = ["-D", "-f", "-qq", "-y", "-T", "-ttt", "-o", str(self.strace), "--seccomp-bpf"]
-        return ["/usr/bin/strace", *options, "-e", "trace=fdatasync,fsync", "-e", inject]
+        options = ["-D", "-ff", "-qq", "-y", "-T", "-ttt", "-s", "0", "-o", str(self.work / "flushes"), "--seccomp-bpf"]
+        return ["/usr/bin/strace", *options, "-e", "trace=fdatasync,fsync,pwrite64", "-e", inject]
+
+    def flushes(self) -> dict[int, str]:
+        """What strace wrote, by thread."""
+        return {int(file.suffix[1:]): file.read_text() for file in self.work.glob("flushes.*")}
+
+    def _environment(self, file: Path) -> dict[str, str]:
+        home = {"TURNWISE_HOME": str(self.work), "CONFIG_FILE": str(file)}
+        return {**NO_OVERRIDES, **home, "PYTHONPATH": str(self._noticing)}
+
+    @property
+    def rerank_url(self) -> str:
+        """Knowledge flow's own route, through its relay."""
+        return self._through("knowledge", f"{KNOWLEDGE}/vector/rerank")
 
     def _through(self, tap: str, path: str) -> str:
         return f"http://127.0.0.1:{self.taps.ports[tap]}{path}"
@@ -193,9 +267,10 @@ class Stage:
             if agent["class_path"].endswith(".rag"):
                 agent["tuning"]["fields"].append({"key": "rag.follow_up", "default": "off"})
         tools = {"id": "samples", "name": "Samples", "url": self._through("tools", "/mcp")}
-        config["mcp"] = {"servers": [tools]}
+        config["mcp"] = {"servers": [tools], "discover_s": 60}
         storage = self.deployment.storage("agentic") | {"port": self.taps.ports["agentic_sql"]}
-        config["storage"]["postgres"] |= storage | {"pool_pre_ping": True}
+        config["storage"]["postgres"] |= storage | {"pool_pre_ping": True, "pool_size": 60, "pool_timeout": 10}
+        config["security"]["user"] = {"enabled": True, "client_id": CLIENT, "realm_url": self.issuer.url}
         config["persistence"] = {"ack": "spool", "spool_dir": str(self.spool)}
         return config
 
@@ -207,7 +282,8 @@ def _further_agents() -> Iterator[dict[str, Any]]:
     tuning = {"mcp_servers": [{"id": "samples"}]}
     yield {"id": "Sammy", "name": "Sammy", "class_path": "agentic_backend.agent.tools", "model": "tooled",
            "tuning": tuning}  # fmt: skip
-    yield odd("block")
+    yield odd("block", block_s=BLOCKED_S)
+    yield odd("talk")
 
 
 def thread_cpu_s(pid: int) -> float:
@@ -216,7 +292,11 @@ def thread_cpu_s(pid: int) -> float:
 
 
 def _summary(interval_s: float) -> dict[str, Any]:
-    return {"kpi_log_summary_interval_sec": interval_s, "kpi_log_summary_top_n": 0}
+    return {
+        "kpi_log_summary_interval_sec": interval_s,
+        "kpi_log_summary_top_n": 0,
+        "kpi_process_metrics_interval_sec": interval_s,
+    }
 
 
 def _ready(process: ModuleProcess, started_at: float, port: int, metrics_port: int) -> Watched:

@@ -113,12 +113,13 @@ def timer(
 def printed(rows: Sequence[Row]) -> list[str]:
     """The table, a line a row, and below it how many of each verdict."""
     wide = max((len(row.line) for row in rows), default=4)
-    lines = [f"{'line':{wide}} {'figure':6} {'service':>12} {'seen':>12} {'off':>8}  {'verdict':8} source"]
+    lines = [f"{'line':{wide}} {'figure':9} {'service':>12} {'seen':>12} {'by':>9} {'off':>8}  {'verdict':8} source"]
     for row in rows:
         off = "" if row.off is None else f"{row.off:+.2%}"
+        by = "" if row.told is None or row.seen is None else f"{row.told - row.seen:+.2f}"
         why = f" ({row.reason})" if row.reason else ""
         lines.append(
-            f"{row.line:{wide}} {row.figure:6} {_shown(row.told):>12} {_shown(row.seen):>12} {off:>8}"
+            f"{row.line:{wide}} {row.figure:9} {_shown(row.told):>12} {_shown(row.seen):>12} {by:>9} {off:>8}"
             f"  {row.verdict:8} {row.source}{why}"
         )
     verdicts = [row.verdict for row in rows]

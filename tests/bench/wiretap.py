@@ -129,6 +129,9 @@ class HttpWire:
                 for name, pattern in (("model", _MODEL), ("call", _TOOL)):
                     if found := pattern.search(body):
                         record[name] = found.group(1).decode()
+                if record["path"].endswith("/embeddings"):
+                    texts = json.loads(body)["input"]
+                    record["inputs"] = 1 if isinstance(texts, str) else len(texts)
 
     def down(self, data: bytes, now: float) -> list[Record]:
         """See `Wire`."""
@@ -168,7 +171,8 @@ class HttpWire:
 
 
 class PostgresWire:
-    """Postgres' protocol: a record for each time that the server is asked, which ends with its ReadyForQuery."""
+    """Postgres' protocol: a record for each time that the server is asked, which ends with its ReadyForQuery. A
+    statement that is only prepared belongs to its first use, which follows at once."""
 
     _LOGIN, _NO_TLS = 196608, (80877103, 80877104)
 
@@ -179,13 +183,16 @@ class PostgresWire:
         self._application = ""
         self._names: dict[str, str] = {}
         self._next: Record | None = None
+        self._prepared: Record | None = None
         self._copies = False
         self._since = 0.0
+        self._first: float | None = None
         self._open: deque[Record] = deque()
 
     def up(self, data: bytes, now: float) -> None:
         """See `Wire`."""
         self._since = self._since if self._up else now
+        self._first = now if self._first is None else self._first
         buffer = self._up + data
         while not self._logged_in and len(buffer) >= 8:
             length, code = struct.unpack_from("!ii", buffer)
@@ -198,7 +205,9 @@ class PostgresWire:
                 words = buffer[8:length].split(b"\0")
                 pairs = dict(zip(words[::2], words[1::2], strict=False))
                 self._application = pairs.get(b"application_name", b"").decode()
-                self._open.append({"application": self._application, "sql": "LOGIN", "begun": now, "asked": now})
+                self._open.append(
+                    {"application": self._application, "sql": "LOGIN", "begun": self._first, "asked": now}
+                )
             buffer = buffer[length:]
         while self._logged_in and len(buffer) >= 5:
             length = 1 + int.from_bytes(buffer[1:5], "big")
@@ -227,7 +236,10 @@ class PostgresWire:
             elif kind == b"Z" and self._open:
                 record = self._open.popleft()
                 record["answered"] = now
-                told.append(record)
+                if record.pop("unused", False):
+                    self._prepared = record
+                else:
+                    told.append(record)
             at += length
         self._down = buffer[at:]
         return told
@@ -248,8 +260,12 @@ class PostgresWire:
         elif kind == b"P":
             name, sql, _ = body.split(b"\0", 2)
             self._names[name.decode()] = record["sql"] = " ".join(sql.decode(errors="replace").split())[:_KEPT_SQL]
+            record["unused"] = True
         elif kind == b"B":
             self._bound(record, body)
+            record.pop("unused", None)
+            if self._prepared is not None and self._prepared["sql"] == record["sql"]:
+                record["begun"], self._prepared = self._prepared["begun"], None
         if kind in (b"Q", b"S"):
             record["asked"] = now
             self._open.append(record)

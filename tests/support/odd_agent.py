@@ -1,5 +1,6 @@
-"""An agent that does what no agent should: `mode` block (holds the loop for 200 ms), raise, leak, unbuildable, or kill
-(its process, once the file `when` is there, to which it adds a line for each run).
+"""An agent that does what no agent should: `mode` block (holds the loop for `block_s`, 200 ms), talk (says 4 MiB at
+once), raise, leak, unbuildable, or kill (its process, once the file `when` is there, to which it adds a line for each
+run).
 """
 
 import asyncio
@@ -15,9 +16,11 @@ from langgraph.runtime import Runtime
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun
 from agentic_backend.agent.kit import Graph
 from agentic_backend.agent.run import AgentState
+from agentic_backend.events import Delta
 from agentic_backend.settings import AgentSettings
 
 BLOCK_S = 0.2
+TALK = ("x" * 65_536,) * 64
 
 
 def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
@@ -33,7 +36,11 @@ def build(settings: AgentSettings, _kit: AgentKit) -> Graph:
             await kill_process(Path(settings.tuned("when", "")))
         if mode == "leak":
             return {"answer": AgentAnswer(given_away(runtime.context))}
-        time.sleep(BLOCK_S)  # noqa: ASYNC251 - that is the point
+        if mode == "talk":
+            for text in TALK:
+                runtime.context.emit(Delta(text))
+            return {"answer": AgentAnswer("".join(TALK))}
+        time.sleep(settings.tuned("block_s", BLOCK_S))  # noqa: ASYNC251 - that is the point
         return {"answer": AgentAnswer("Done.")}
 
     graph = StateGraph(AgentState, context_schema=AgentRun)
