@@ -228,7 +228,7 @@ class AgenticMetrics(ServiceMetrics):
         self.ws_connections: KpiGauge = self._level("app_ws_connections", "Open chat sockets.", "ws_connections")
         self.sse_streams: KpiGauge = self._level("app_sse_streams", "Open event streams.", "sse_streams")
         self.outbox_bytes: KpiGauge = self._level(
-            "app_outbox_bytes", "Bytes that wait in the outboxes of all sockets.", "outbox_bytes"
+            "app_outbox_bytes", "Bytes that clients of sockets and event streams have yet to be sent.", "outbox_bytes"
         )
 
     def _persistence(self) -> None:

@@ -83,6 +83,9 @@ class Dialect(Protocol):
     def take_frames(self, follow: Follow) -> list[bytes]:
         """The next frames of a turn, some 64 KiB at most; none once the client has all there are."""
 
+    def behind_bytes(self, follow: Follow) -> int:
+        """Roughly the bytes of the frames of a turn that have not been taken."""
+
     def turn_ended(self, turn: Turn, /) -> None:
         """Continue after the end of a turn has been sent."""
 
@@ -170,6 +173,10 @@ class NativeDialect:
         """See `Dialect.take_frames`."""
         return _some_frames(follow, lambda: (follow.take_native().json,))
 
+    def behind_bytes(self, follow: Follow) -> int:
+        """See `Dialect.behind_bytes`."""
+        return follow.behind_bytes.native
+
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: no turn waits for another."""
 
@@ -235,6 +242,10 @@ class CompatibleDialect:
     def take_frames(self, follow: Follow) -> list[bytes]:
         """See `Dialect.take_frames`."""
         return _some_frames(follow, lambda: relay.compatible(follow.turn, follow.take()))
+
+    def behind_bytes(self, follow: Follow) -> int:
+        """See `Dialect.behind_bytes`."""
+        return follow.behind_bytes.compatible
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal. A drain

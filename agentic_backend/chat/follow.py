@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentic_backend.chat import relay
-from agentic_backend.session.stream import Turn, TurnEvent
+from agentic_backend.session.stream import FrameBytes, Turn, TurnEvent
 
 _DELTA_CHARS = 64 * 1024
 
@@ -37,8 +37,8 @@ class Follow:
         return time.monotonic() - max(self.turn.ended_at, self.since) if self.turn.ended else 0.0
 
     @property
-    def behind_bytes(self) -> int:
-        """Roughly the bytes of the frames that have not been taken."""
+    def behind_bytes(self) -> FrameBytes:
+        """Roughly the bytes of the frames that have not been taken, in each protocol."""
         return self.turn.events.frame_bytes_from(self.cursor)
 
     def take(self) -> TurnEvent:

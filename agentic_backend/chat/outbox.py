@@ -92,13 +92,6 @@ class Outbox:
         return {follow.turn.ask.session_id for follow in self.follows} | {ask.session_id for ask in self.waiting}
 
     @property
-    def bytes_held(self) -> int:
-        """Roughly the bytes that wait to be written."""
-        if not self.follows and not self.frames:
-            return 0
-        return sum(follow.behind_bytes for follow in self.follows) + sum(len(frame) for frame in self.frames)
-
-    @property
     def behind_s(self) -> list[float]:
         """For each turn whose end is not yet written, the seconds since it ended. From any thread."""
         return [follow.behind_s for follow in tuple(self.follows) if follow.turn.ended]

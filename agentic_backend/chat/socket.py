@@ -109,8 +109,15 @@ class ChatSocket:
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that wait to be written."""
-        return self.outbox.bytes_held + sum(map(len, self._unsent)) + sum(map(len, self._in_hand))
+        """Roughly the bytes that the client will get and that are not sent: of the followed turns, where they are still
+        told, of frames that belong to none, and of those that are being sent."""
+        outbox = self.outbox
+        if not (outbox.follows or outbox.frames or self._in_hand or self._unsent):
+            return 0  # most sockets, each second
+        waiting = sum(map(len, outbox.frames)) + sum(map(len, self._in_hand))
+        if outbox.leaving:
+            return waiting
+        return waiting + sum(map(len, self._unsent)) + sum(map(self._dialect.behind_bytes, outbox.follows))
 
     def overdue(self, now: float, idle_s: float) -> int | None:
         """The code to close it with if its token has expired or no frame has come for `idle_s` seconds, else None.

@@ -129,6 +129,9 @@ class EventStream(Response):
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.Handle | None = None
         self._unsent = b""
+        """What could not be sent at once."""
+        self._in_hand = b""
+        """What is being sent: it waits as well while the client does not read."""
         self._silent = False
         self._gone = False
         self._abort: Callable[[], None] | None = None
@@ -150,8 +153,11 @@ class EventStream(Response):
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that wait to be written."""
-        return self._follow.behind_bytes if self._follow is not None else 0
+        """Roughly the bytes that the client will get and that are not sent: what is in hand, and as native frames what
+        its turn has said since, unless the writer says nothing more."""
+        follow = self._follow
+        behind = 0 if follow is None or self._writer.over else follow.behind_bytes.native
+        return len(self._in_hand) + len(self._unsent) + behind
 
     @property
     def sessions(self) -> set[str]:
@@ -237,12 +243,14 @@ class EventStream(Response):
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         clock = self.clock
         clock.since = time.monotonic()
+        self._in_hand = body
         try:
             if more and self._send_now is not None and self._send_now(body):
                 return
             await send({"type": "http.response.body", "body": body, "more_body": more})
         finally:
             clock.last_sent, clock.since = time.monotonic(), 0.0
+            self._in_hand = b""
 
     def _let_go(self, follow: Follow) -> None:
         """Stop following; cancel the turn if its ask says so and nobody else follows it."""

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
@@ -215,6 +215,18 @@ _TEXT_BYTES = 60
 """Of a fragment without a character: an object, and its place in a list."""
 _FRAME_BYTES = 120
 """Of a frame without what it says: its type, its ids and its number."""
+_ERROR_BYTES = 120
+"""Of a native error beside these, without its text: its code, the request's id, and whether to try again."""
+
+
+class FrameBytes(NamedTuple):
+    """Roughly the bytes of the frames that say events, in each protocol of the socket."""
+
+    native: int
+    compatible: int
+
+
+_NO_FRAMES = FrameBytes(0, 0)
 
 
 @dataclass(slots=True)
@@ -234,23 +246,30 @@ class TurnEvent:
 class _Texts:
     """Fragments of one message that followed each other: a list, and once sealed their text and where each ends.
 
-    Those of reasoning have no rank.
+    Those of reasoning have no rank. `utf8_bytes` is the size of all of them in UTF-8. It is added up as they come, when
+    their text is at hand anyway: whoever asks what a client is behind by copies nothing.
     """
 
-    __slots__ = ("_ends", "_texts", "channel", "rank")
+    __slots__ = ("_ends", "_sealed", "_texts", "channel", "rank", "utf8_bytes")
 
     def __init__(self, first: Fragment) -> None:
         self.rank = first.rank
         self.channel: Channel = first.channel
         self._texts = [first.text]
-        self._ends: array[int] | None = None
+        self.utf8_bytes = len(first.text.encode(errors="replace"))
+        # Where each ends: in UTF-8, once sealed in characters.
+        self._ends = array("I", [self.utf8_bytes])
+        self._sealed = False
 
     def __len__(self) -> int:
-        return len(self._texts) if self._ends is None else len(self._ends)
+        return len(self._ends)
 
     def append(self, text: str) -> None:
         """Add the next one. Not once it is sealed."""
         self._texts.append(text)
+        # Once a token: without a call where one can be spared.
+        self.utf8_bytes = size = self.utf8_bytes + (len(text) if text.isascii() else len(text.encode(errors="replace")))
+        self._ends.append(size)
 
     def joined(self, start: int, end: int) -> Fragment:
         """Those from one to before another, as one."""
@@ -259,19 +278,28 @@ class _Texts:
 
     def seal(self) -> None:
         """Keep them in less memory, as no other comes."""
-        if self._ends is None:
+        if not self._sealed:
             self._ends = array("I", accumulate(map(len, self._texts)))
             self._texts = ["".join(self._texts)]
+            self._sealed = True
 
     def between(self, start: int, end: int) -> str:
         """Their text from one to before another."""
-        if self._ends is None:
+        if not self._sealed:
             return "".join(self._texts[start:end])
         return self._texts[0][self._ends[start - 1] if start else 0 : self._ends[end - 1]]
 
+    def utf8_bytes_before(self, end: int) -> int:
+        """The bytes of those before one; once sealed roughly, by their share of the characters."""
+        if not end:
+            return 0
+        if not self._sealed:
+            return self._ends[end - 1]
+        return self.utf8_bytes * self._ends[end - 1] // max(1, self._ends[-1])
+
     def sizes_from(self, start: int) -> list[int]:
         """The characters of each from one on."""
-        if self._ends is None:
+        if not self._sealed:
             return [len(text) for text in self._texts[start:]]
         ends = [self._ends[start - 1] if start else 0, *self._ends[start:]]
         return [end - begin for begin, end in pairwise(ends)]
@@ -279,11 +307,16 @@ class _Texts:
 
 @dataclass(slots=True)
 class _Entry:
-    """One event, or fragments of one message. `place` is where its first event is in the log, `seq` its number."""
+    """One event, or fragments of one message. `place` is where its first event is in the log, `seq` its number.
+
+    `native_before` and `compatible_before` are the bytes of the frames of all before it.
+    """
 
     place: int
     seq: int
     said: Payload | _Texts
+    native_before: int
+    compatible_before: int
 
     def __len__(self) -> int:
         return len(self.said) if isinstance(self.said, _Texts) else 1
@@ -295,11 +328,6 @@ class _Entry:
             return TurnEvent(self.seq, said)
         return TurnEvent(self.seq + end - 1, said.joined(start, end))
 
-    def frame_bytes_from(self, start: int) -> int:
-        """Roughly the bytes of the frame that says its events from `start` on."""
-        said = self.said
-        return _frame_bytes(said.joined(start, len(said)) if isinstance(said, _Texts) else said)
-
 
 class EventLog:
     """The events of a turn in their order.
@@ -308,12 +336,15 @@ class EventLog:
     would be most of what a turn holds, and of what a full garbage collection looks at.
     """
 
-    __slots__ = ("_entries", "_length")
+    __slots__ = ("_compatible", "_entries", "_length", "_native")
 
     def __init__(self, before: "EventLog | None" = None) -> None:
         """It begins with the events of an ended turn `before`, whose last is no fragment."""
         self._entries: list[_Entry] = [] if before is None else list(before._entries)
         self._length = 0 if before is None else len(before)
+        # The bytes of all frames, but for the text of the last where fragments may still come to it.
+        self._native: int = 0 if before is None else before._native
+        self._compatible: int = 0 if before is None else before._compatible
 
     def __len__(self) -> int:
         return self._length
@@ -333,7 +364,7 @@ class EventLog:
         """Add the event with this number."""
         entries = self._entries
         if not isinstance(payload, _FRAGMENTS):
-            entries.append(_Entry(self._length, seq, payload))
+            self._add(seq, payload, _frame_bytes(payload))
         else:
             last = entries[-1] if entries else None
             texts = last.said if last is not None else None
@@ -342,12 +373,24 @@ class EventLog:
                 and isinstance(texts, _Texts)
                 and texts.rank == payload.rank
                 and texts.channel == payload.channel
-                and last.seq + len(texts) == seq
+                and last.seq + self._length - last.place == seq
             ):
                 texts.append(payload.text)
             else:
-                entries.append(_Entry(self._length, seq, _Texts(payload)))
+                self._add(seq, _Texts(payload), FrameBytes(_FRAME_BYTES, 0))
         self._length += 1
+
+    def _add(self, seq: int, said: Payload | _Texts, takes: FrameBytes) -> None:
+        native = self._native_bytes
+        self._entries.append(_Entry(self._length, seq, said, native, self._compatible))
+        self._native = native + takes.native
+        self._compatible += takes.compatible
+
+    @property
+    def _native_bytes(self) -> int:
+        """The bytes of all native frames so far."""
+        last = self._entries[-1].said if self._entries else None
+        return self._native + (last.utf8_bytes if isinstance(last, _Texts) else 0)
 
     def seal(self) -> None:
         """Keep it in less memory: no event comes after this."""
@@ -384,12 +427,17 @@ class EventLog:
             return 0
         return entry.place + min(seq - entry.seq + 1, len(entry))
 
-    def frame_bytes_from(self, place: int) -> int:
-        """Roughly the bytes of the frames that say the events from `place` on, pieces of one message as one."""
+    def frame_bytes_from(self, place: int) -> FrameBytes:
+        """Roughly the bytes of the frames that say the events from `place` on, pieces of one message as one.
+
+        Text counts in UTF-8, without what JSON escapes in it. The totals are kept as the events come: it looks at one.
+        """
         if place >= self._length:
-            return 0
-        first = bisect_right(self._entries, place, key=_place_of) - 1
-        return sum(entry.frame_bytes_from(max(0, place - entry.place)) for entry in self._entries[first:])
+            return _NO_FRAMES
+        entry = self._entry_at(place)
+        said = entry.said
+        taken = said.utf8_bytes_before(place - entry.place) if isinstance(said, _Texts) else 0
+        return FrameBytes(self._native_bytes - entry.native_before - taken, self._compatible - entry.compatible_before)
 
     def _entry_at(self, place: int) -> _Entry:
         last = self._entries[-1]
@@ -633,19 +681,50 @@ def _weight(payload: Payload) -> int:
     return 400
 
 
-def _frame_bytes(payload: Payload) -> int:
-    """Roughly the bytes of the frame that says it to a client."""
-    if isinstance(payload, _FRAGMENTS):
-        return _FRAME_BYTES + len(payload.text.encode(errors="replace"))
-    if isinstance(payload, CustomSaid):
-        return _FRAME_BYTES + len(payload.json)
+def _frame_bytes(payload: Payload) -> FrameBytes:
+    """Roughly the bytes of the frames that say an event, no fragment, in each protocol: 0 where it has none for it."""
     if isinstance(payload, Whole):
-        return _FRAME_BYTES + len(payload.message.json)
-    if isinstance(payload, Final | Awaiting | Cancelled | Failed):
-        return _FRAME_BYTES + sum(len(message.json) for message in payload.messages)
-    if isinstance(payload, Cited):
-        return _FRAME_BYTES + len(dumps(payload.hits))
-    return _FRAME_BYTES
+        size = _FRAME_BYTES + len(payload.message.json)
+        return FrameBytes(size, size)
+    if isinstance(payload, Failed):
+        return _failed_bytes(payload)
+    if isinstance(payload, Final | Awaiting | Cancelled):
+        return _end_bytes(payload)
+    said = 0
+    if isinstance(payload, CustomSaid):
+        said = len(payload.json)
+    elif isinstance(payload, Cited):
+        said = len(dumps(payload.hits))
+    elif isinstance(payload, SessionChanged):
+        said = _session_bytes(payload.session)
+    return FrameBytes(_FRAME_BYTES + said, 0)
+
+
+def _end_bytes(end: Final | Awaiting | Cancelled) -> FrameBytes:
+    if isinstance(end, Awaiting):  # who waits for a person has the messages already
+        size = _FRAME_BYTES + len(dumps(end.payload))
+        return FrameBytes(size, size)
+    size = _FRAME_BYTES + _messages_bytes(end.messages) + _session_bytes(end.session)
+    if isinstance(end, Cancelled):
+        return FrameBytes(size, size)
+    # The compatible protocol has no ledger, and says the answer as a message of its own before.
+    return FrameBytes(size + len(end.ledger), size + _FRAME_BYTES + _messages_bytes(end.messages[-1:]))
+
+
+def _failed_bytes(failed: Failed) -> FrameBytes:
+    said = _FRAME_BYTES + len(failed.text.encode())
+    if failed.session is None or not failed.messages:
+        return FrameBytes(said + _ERROR_BYTES, said)
+    told = _FRAME_BYTES + _messages_bytes(failed.messages) + _session_bytes(failed.session)
+    return FrameBytes(said + _ERROR_BYTES, told)
+
+
+def _messages_bytes(messages: tuple[ChatMessage, ...]) -> int:
+    return sum(len(message.json) + 1 for message in messages)
+
+
+def _session_bytes(session: Session) -> int:
+    return len(dumps(session.wire()))
 
 
 def _given_weight(ask: Ask) -> int:

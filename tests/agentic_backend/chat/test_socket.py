@@ -630,9 +630,9 @@ async def test_the_outbox_is_measured():
         accept(turn)
         await until(lambda: peer.sending == 1)
         (sock,) = it.hub._sockets
-        assert sock.outbox_bytes > 0  # what is being sent waits as well
-        delta(turn, "x" * 5000)
-        assert sock.outbox_bytes >= 5000
+        assert 50 < sock.outbox_bytes < 150  # what is being sent waits as well
+        delta(turn, "é" * 30_000)
+        assert 60_000 < sock.outbox_bytes < 60_500
         finish(turn)
         peer.reads.set()
         await peer.hear_until("final")
@@ -640,6 +640,43 @@ async def test_the_outbox_is_measured():
         peer.leave()
         async with asyncio.timeout(PATIENCE_S):
             assert await it.hub.wait_empty(PATIENCE_S) == 0
+
+
+async def test_the_outbox_of_the_compatible_protocol_has_no_text_that_it_does_not_send():
+    async with told_hub() as it:
+        peer = await it.opened(native=False)
+        turn = await it.asked(peer, "e1", type="ask")
+        (sock,) = it.hub._sockets
+        accept(turn)
+        peer.reads.clear()
+        delta(turn, "x" * 60_000)
+        assert sock.outbox_bytes == 0
+        finish(turn, "x" * 60_000)
+        assert 120_000 < sock.outbox_bytes < 122_000  # the answer, and all messages again with the end
+        await until(lambda: peer.sending == 1)
+        assert 120_000 < sock.outbox_bytes < 122_000
+        peer.reads.set()
+        await until(lambda: sock.outbox_bytes == 0)
+        peer.leave()
+
+
+async def test_the_outbox_of_a_socket_that_closes_has_no_more_of_its_turns():
+    async with told_hub() as it:
+        peer = await it.opened()
+        turn = await it.asked(peer, "e1")
+        accept(turn)
+        await peer.hear_until("accepted")
+        peer.reads.clear()
+        (sock,) = it.hub._sockets
+        for _ in range(2):
+            delta(turn, "x" * 60_000)
+            await until(lambda: peer.sending == 1)
+        assert 120_000 < sock.outbox_bytes < 121_000
+        sock.outbox.close(Closing(4409))
+        assert 60_000 < sock.outbox_bytes < 60_500
+        peer.reads.set()
+        assert await peer.close_code() == 4409
+        finish(turn)
 
 
 async def test_a_handshake_whose_key_cannot_be_looked_up_now_is_told_to_come_again():

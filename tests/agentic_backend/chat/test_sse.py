@@ -102,11 +102,12 @@ async def test_a_reader_that_takes_nothing_is_cut_at_the_send_deadline_and_its_t
         accept(turn)
         await until(lambda: reader.events == ["id: 1"])
         reader.takes.clear()
-        delta(turn, "text")
+        delta(turn, "é" * 30_000)
         await until(lambda: reader.sending == 1)
-        delta(turn, "more")
         (stream,) = it.hub._streams
-        assert stream.outbox_bytes > 0
+        assert 60_000 < stream.outbox_bytes < 60_500  # in hand
+        delta(turn, "x" * 7000)
+        assert 67_000 < stream.outbox_bytes < 68_000
         await it.hub.tick(stream.clock.since + RULES.send_s - 0.1)
         assert reader.aborted == 0
         await it.hub.tick(stream.clock.since + RULES.send_s + 0.1)
@@ -241,6 +242,43 @@ async def test_a_writer_may_end_its_stream_while_the_turn_goes_on(takes):
         assert not turn.followed
         assert not turn.ended
         finish(turn)
+
+
+async def test_a_stream_whose_writer_has_ended_it_is_behind_by_no_more_than_it_has_in_hand():
+    async with told_hub() as it:
+        reader = WrittenReader(it, Brief())
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        reader.takes.clear()
+        turn.begin_again(1)
+        await until(lambda: reader.sending == 1)
+        (stream,) = it.hub._streams
+        delta(turn, "x" * 60_000)
+        assert 50 < stream.outbox_bytes < 200
+        reader.takes.set()
+        await reader.ended.wait()
+        assert stream.outbox_bytes == 0
+        finish(turn)
+
+
+async def test_what_could_not_be_sent_at_once_is_counted_until_it_is():
+    async with told_hub() as it:
+        reader = Reader(it)
+        reader.scope["state"]["send_now"] = reader.send_now
+        turn = await it.turns.asked("e1")
+        accept(turn)
+        await until(lambda: reader.events == ["id: 1"])
+        (stream,) = it.hub._streams
+        reader.takes.clear()
+        delta(turn, "é" * 30_000)
+        counted = []
+        await until(lambda: counted.append(stream.outbox_bytes) or reader.sending == 1)
+        assert 60_000 < min(counted) <= max(counted) < 60_500
+        finish(turn)
+        reader.takes.set()
+        await reader.ended.wait()
+        assert stream.outbox_bytes == 0
 
 
 async def test_what_is_left_out_breaks_no_silence():

@@ -7,11 +7,30 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentic_backend.session.stream import Accepted, CustomSaid, EventLog, Payload, TextDelta, ThoughtDelta, TurnEvent
+from agentic_backend.chat import relay
+from agentic_backend.events import ChatMessage, text_part
+from agentic_backend.session.stream import (
+    Accepted,
+    Ask,
+    CustomSaid,
+    EventLog,
+    FrameBytes,
+    Payload,
+    TextDelta,
+    ThoughtDelta,
+    Turn,
+    TurnEvent,
+    Whole,
+)
+from backend_kit.wire import dumps
 
+WHOLE = Whole(
+    ChatMessage.build(session_id="s", exchange_id="e1", rank=0, role="user", channel="final", parts=[text_part("Hi")])
+)
 PAYLOADS = st.lists(
     st.one_of(
         st.builds(Accepted, st.integers(1, 3)),
+        st.just(WHOLE),
         st.builds(CustomSaid, st.binary(max_size=4)),
         st.builds(ThoughtDelta, st.text(max_size=4)),
         st.builds(TextDelta, st.integers(1, 2), st.sampled_from(["final", "thought"]), st.text(max_size=4)),
@@ -73,25 +92,42 @@ def test_fragments_of_one_message_are_joined_and_nothing_else(
     assert place == len(plain)
 
 
-@given(payloads=PAYLOADS, sealed=st.booleans())
-def test_what_is_left_takes_the_bytes_of_its_frames(payloads: list[Payload], sealed: bool) -> None:
-    log, plain = logged(payloads, sealed=sealed)
-    assert log.frame_bytes_from(len(plain)) == 0
+def frames_from(log: EventLog, place: int) -> FrameBytes:
+    """The bytes of the frames for a client that has the events before `place`, without what JSON escapes in texts."""
+    turn = Turn(Ask("8XbJv0qLw4I", "Georges", "Hello", "0b6f0b0f3c8e4d5f9a7b1c2d3e4f5061", "admin", 0.0))
+    native = compatible = 0
+    while place < len(log):
+        event, count = log.joined(place, 1_000_000)
+        native += len(relay.native(turn, event))
+        compatible += sum(map(len, relay.compatible(turn, event)))
+        if isinstance(event.payload, TextDelta | ThoughtDelta):
+            native -= len(dumps(event.payload.text)) - 2 - len(event.payload.text.encode())
+        place += count
+    return FrameBytes(native, compatible)
+
+
+@given(payloads=PAYLOADS, more=PAYLOADS, start=st.integers(0, 51), sealed=st.booleans())
+def test_what_is_left_takes_the_bytes_of_its_frames(
+    payloads: list[Payload], more: list[Payload], start: int, sealed: bool
+) -> None:
+    earlier, _ = logged([*payloads, Accepted()], sealed=True)
+    log, plain = logged(more, first=earlier[-1].seq + 1, before=earlier, sealed=sealed)
+    assert log.frame_bytes_from(len(plain)) == (0, 0)
+    place = min(start, len(plain))
+    exact, left = frames_from(log, place), log.frame_bytes_from(place)
+    assert exact.native / 1.5 <= left.native <= 1.5 * exact.native
+    assert exact.compatible / 1.5 <= left.compatible <= 1.5 * exact.compatible
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("text", ["Zurich e ", "Zürich \u00e9\U0001f600 ", "\u4e2d\u6587"])
+def test_text_that_is_left_counts_in_utf8(text: str, sealed: bool) -> None:
+    sizes = [1, 3000, 2, 40, 900, 1, 1, 2500]
+    log, plain = logged([TextDelta(1, "final", text * size) for size in sizes], sealed=sealed)
     for start in range(len(plain)):
-        place = start
-        frames = []
-        while place < len(plain):
-            event, count = log.joined(place, 1_000_000)
-            alone, _ = logged([event.payload])
-            frames.append(alone.frame_bytes_from(0))
-            place += count
-        assert log.frame_bytes_from(start) == sum(frames) > 0
-
-
-def test_a_frame_takes_about_what_its_client_gets() -> None:
-    text = "Zürich \u00e9\U0001f600 " * 1000
-    log, _ = logged([TextDelta(1, "final", text)])
-    assert len(text.encode()) < log.frame_bytes_from(0) < 1.02 * len(text.encode())
+        exact = len((text * sum(sizes[start:])).encode())
+        assert exact < log.frame_bytes_from(start).native < exact + 200
+        assert log.frame_bytes_from(start).compatible == 0  # it sends no text before its message
 
 
 def test_there_is_nothing_beyond_its_ends() -> None:
