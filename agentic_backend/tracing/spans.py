@@ -42,6 +42,30 @@ class Moment:
     total_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A turn that has ended, with what its ledger said then: all that its spans are made of."""
+
+    turn: TracedTurn
+    when: Moment
+    rows: Sequence[Ended]
+    spent: Sequence[Spent]
+    started: float
+    unattributed_ms: float
+    dropped_rows: int
+
+    @classmethod
+    def of(cls, turn: TracedTurn, when: Moment, ledger: Ledger) -> "Recorded":
+        """What is known now; what a ledger gets later is of no turn's trace."""
+        left_ms = ledger.unattributed_ms(when.total_ms)
+        return cls(turn, when, ledger.ended(), tuple(ledger.spent), ledger.started, left_ms, ledger.dropped_rows)
+
+    @property
+    def spans(self) -> int:
+        """How many spans it has."""
+        return len(self.rows) + 1
+
+
 class SpanEncoder:
     """Encodes turns. `content`: whether questions and answers are sent; `user_ids` is how users are named."""
 
@@ -55,16 +79,16 @@ class SpanEncoder:
         self._content = content
         self._user_ids = user_ids
 
-    def encode(self, turn: TracedTurn, when: Moment, ledger: Ledger) -> tuple[bytes, int]:
-        """An export request with the spans of one turn, and how many they are. Requests one after the other are one
-        request, as all messages of protobuf."""
-        rows = ledger.ended()
+    def encode(self, recorded: Recorded) -> bytes:
+        """An export request with the spans of one turn. Requests one after the other are one request, as all messages
+        of protobuf."""
+        turn, when, rows = recorded.turn, recorded.when, recorded.rows
         trace_id = bytes.fromhex(when.span.trace_id)
         root_id = bytes.fromhex(when.span.span_id)
         ids = secrets.token_bytes(8 * len(rows))
         began_us = when.began_ns // 1000
-        uses, rest = uses_of(rows, ledger.spent, ledger.started)
-        root = self._root(turn, ledger, when.total_ms, rest)
+        uses, rest = uses_of(rows, recorded.spent, recorded.started)
+        root = self._root(recorded, rest)
         if when.parent is not None:
             root.parent_span_id = bytes.fromhex(when.parent.span_id)
         root.trace_id, root.span_id = trace_id, root_id
@@ -86,9 +110,10 @@ class SpanEncoder:
             start_ns, end_ns = _times_ns(began_us, row["start_ms"], row["ms"])
             times = _TIMES.pack(b"\x39", start_ns, b"\x41", end_ns)
             spans.append(said + of_trace + ids[8 * place : 8 * place + 8] + b"\x22\x08" + above + times)
-        return _field(1, self._resource + _field(2, b"".join(spans))), len(rows) + 1
+        return _field(1, self._resource + _field(2, b"".join(spans)))
 
-    def _root(self, turn: TracedTurn, ledger: Ledger, total_ms: float, rest: Sequence[Spent]) -> Span:
+    def _root(self, recorded: Recorded, rest: Sequence[Spent]) -> Span:
+        turn = recorded.turn
         about: dict[str, Any] = {
             names.OPERATION: names.INVOKE_AGENT.name,
             names.AGENT_ID: turn.agent_id,
@@ -99,15 +124,15 @@ class SpanEncoder:
             names.REQUEST: turn.request_id,
             names.STATUS: turn.status,
             names.DURABLE: turn.durable,
-            names.UNATTRIBUTED_MS: round(ledger.unattributed_ms(total_ms), 3),
+            names.UNATTRIBUTED_MS: round(recorded.unattributed_ms, 3),
             **_used(rest),
         }
         if (user := user_name(turn.user_id, self._user_ids)) is not None:
             about[names.USER] = user
         if turn.first_token_ms is not None:
             about[names.TTFT_MS] = round(turn.first_token_ms, 3)
-        if ledger.dropped_rows:
-            about[names.DROPPED_ROWS] = ledger.dropped_rows
+        if recorded.dropped_rows:
+            about[names.DROPPED_ROWS] = recorded.dropped_rows
         if turn.failed:
             about[names.ERROR] = turn.error or turn.status
         if self._content:

@@ -2,11 +2,12 @@
 
 import secrets
 import time
+from functools import partial
 from typing import Final
 
 from agentic_backend.tracing.exporter import TraceExporter
 from agentic_backend.tracing.sampling import Sampling
-from agentic_backend.tracing.spans import Moment, SpanEncoder
+from agentic_backend.tracing.spans import Moment, Recorded, SpanEncoder
 from agentic_backend.tracing.traceparent import SAMPLED, TraceParent, parse
 from agentic_backend.tracing.turn import TracedTurn
 from backend_kit.kpi import Ledger
@@ -15,8 +16,8 @@ _RANDOM: Final = 0x02
 
 
 class Tracer:
-    """Decides, encodes and hands over. A turn costs two random ids at its start and a decision at its end; one that is
-    sent, its encoding."""
+    """Decides and hands over. A turn costs two random ids at its start and a decision at its end; one that is sent,
+    its encoding later, with others."""
 
     def __init__(self, sampling: Sampling, encoder: SpanEncoder, exporter: TraceExporter) -> None:
         self.exporter = exporter
@@ -43,5 +44,6 @@ class Tracer:
             return None
         began_ns = time.time_ns() - int((time.perf_counter() - ledger.started) * 1e9)
         parent = None if turn.parent is None else parse(turn.parent)
-        self.exporter.offer(*self._encoder.encode(turn, Moment(span, parent, began_ns, total_ms), ledger))
+        recorded = Recorded.of(turn, Moment(span, parent, began_ns, total_ms), ledger)
+        self.exporter.offer(partial(self._encoder.encode, recorded), recorded.spans)
         return span.trace_id

@@ -23,7 +23,7 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.stream import Ask
 from agentic_backend.session.turn_report import TURN_PHASES, TurnEnd, TurnReports
 from agentic_backend.spool.statements import WRITE_TURNS
-from agentic_backend.tracing.spans import Moment, SpanEncoder
+from agentic_backend.tracing.spans import Moment, Recorded, SpanEncoder
 from agentic_backend.tracing.traceparent import TraceParent
 from agentic_backend.tracing.turn import TracedTurn
 from agentic_backend.verdict import Gauged, Windows
@@ -177,7 +177,7 @@ class Cases:
         )  # fmt: skip
         moment = Moment(TraceParent("a" * 32, "b" * 16, 1), None, 1_800_000_000_000_000_000, 425.0)
         for _ in times:
-            encoder.encode(turn, moment, ledger)
+            encoder.encode(Recorded.of(turn, moment, ledger))
 
 
 _TRACED = (

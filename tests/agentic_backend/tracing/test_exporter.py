@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import logging
+from functools import partial
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -69,7 +70,7 @@ class Bench:
     def offer(self, body: bytes, spans: int = 1) -> bool:
         room = self.exporter.has_room(spans)
         if room:
-            self.exporter.offer(body, spans)
+            self.exporter.offer(lambda: body, spans)
         return room
 
     def dropped(self, reason: str) -> float:
@@ -129,6 +130,36 @@ async def test_a_passing_refusal_is_tried_again_after_a_pause_that_grows(bench: 
     assert len(bench.clock.slept) == 3
     assert all(0 <= slept <= bound for slept, bound in zip(bench.clock.slept, (1.0, 2.0, 4.0), strict=True))
     assert bench.sent == 1
+
+
+async def test_a_turn_is_encoded_once_however_often_it_is_sent(bench: Bench) -> None:
+    bench.endpoint.answers = [refused(503)] * 2
+    encoded: list[int] = []
+
+    def encode(number: int) -> bytes:
+        encoded.append(number)
+        return b"%d" % number
+
+    for number in range(3):
+        bench.exporter.offer(partial(encode, number), 1)
+    await bench.settle()
+    assert encoded == [0, 1, 2]
+    assert [request.data for request in bench.endpoint.requests] == [b"012"] * 3
+
+
+async def test_a_turn_that_cannot_be_encoded_loses_only_itself(bench: Bench) -> None:
+    tried: list[int] = []
+
+    def fail() -> bytes:
+        tried.append(1)
+        raise ZeroDivisionError
+
+    bench.offer(b"a")
+    bench.exporter.offer(fail, 1)
+    bench.offer(b"b")
+    await bench.settle()
+    assert len(tried) == 1
+    assert [request.data for request in bench.endpoint.requests] == [b"ab"]
 
 
 async def test_it_waits_for_as_long_as_the_endpoint_asks(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.tracing import names
-from agentic_backend.tracing.spans import Moment, SpanEncoder, parents_of, user_name
+from agentic_backend.tracing.spans import Moment, Recorded, SpanEncoder, parents_of, user_name
 from agentic_backend.tracing.traceparent import TraceParent
 from agentic_backend.tracing.turn import TracedTurn
 from backend_kit.kpi import Kpi, Ledger, Spent
@@ -36,7 +36,8 @@ def turn(**more: Any) -> TracedTurn:
 
 def encoded(ledger: Ledger, total_ms: float = 1000.0, encoder: SpanEncoder | None = None, **more: Any) -> list[Span]:
     moment = Moment(SPAN, PARENT, ARRIVED_NS, total_ms)
-    body, count = (encoder or SpanEncoder({"service.name": "us"})).encode(turn(**more), moment, ledger)
+    recorded = Recorded.of(turn(**more), moment, ledger)
+    body, count = (encoder or SpanEncoder({"service.name": "us"})).encode(recorded), recorded.spans
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     (scope,) = resource.scope_spans
     assert len(scope.spans) == count
@@ -167,7 +168,7 @@ def test_users_are_named_as_asked_for() -> None:
 
 def test_requests_one_after_the_other_are_one(ledger: Ledger) -> None:
     encoder = SpanEncoder({"service.name": "us"})
-    body, _ = encoder.encode(turn(), Moment(SPAN, None, ARRIVED_NS, 1.0), ledger)
+    body = encoder.encode(Recorded.of(turn(), Moment(SPAN, None, ARRIVED_NS, 1.0), ledger))
     assert len(ExportTraceServiceRequest.FromString(body + body).resource_spans) == 2
 
 
