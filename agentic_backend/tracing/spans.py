@@ -85,18 +85,17 @@ class SpanEncoder:
         turn, when, rows = recorded.turn, recorded.when, recorded.rows
         trace_id = bytes.fromhex(when.span.trace_id)
         root_id = bytes.fromhex(when.span.span_id)
-        ids = secrets.token_bytes(8 * len(rows))
+        random = secrets.token_bytes(8 * len(rows))
+        ids = [random[at : at + 8] for at in range(0, len(random), 8)]
         began_us = when.began_ns // 1000
         uses, rest = uses_of(rows, recorded.spent, recorded.started)
-        root = self._root(recorded, rest)
-        if when.parent is not None:
-            root.parent_span_id = bytes.fromhex(when.parent.span_id)
-        root.trace_id, root.span_id = trace_id, root_id
-        root.start_time_unix_nano, root.end_time_unix_nano = _times_ns(began_us, 0.0, when.total_ms)
         # A message of protobuf is its fields one after the other, in any order. So rows become no objects, which take
         # longer: what the rows of one phase have in common, and behind it ids (1, 2, 4) and times (7, 8).
-        spans = [self._scope, _field(2, root.SerializeToString())]
         of_trace = b"\x0a\x10" + trace_id + b"\x12\x08"
+        root = self._root(recorded, rest) + of_trace + root_id
+        if when.parent is not None:
+            root += b"\x22\x08" + bytes.fromhex(when.parent.span_id)
+        parts = [self._scope, _field(2, root + _times(began_us, 0.0, when.total_ms))]
         for place, (ended, parent) in enumerate(zip(rows, parents_of(rows), strict=True)):
             row, status, about = ended
             use = uses.get(place)
@@ -106,24 +105,17 @@ class SpanEncoder:
                 said = _template(row["phase"], turn.model)
             else:
                 said = _with_use(row["phase"], use)
-            above = root_id if parent is None else ids[8 * parent : 8 * parent + 8]
-            start_ns, end_ns = _times_ns(began_us, row["start_ms"], row["ms"])
-            times = _TIMES.pack(b"\x39", start_ns, b"\x41", end_ns)
-            spans.append(said + of_trace + ids[8 * place : 8 * place + 8] + b"\x22\x08" + above + times)
-        return _field(1, self._resource + _field(2, b"".join(spans)))
+            above = root_id if parent is None else ids[parent]
+            parts += (said, of_trace, ids[place], b"\x22\x08", above, _times(began_us, row["start_ms"], row["ms"]))
+        return _field(1, self._resource + _field(2, b"".join(parts)))
 
-    def _root(self, recorded: Recorded, rest: Sequence[Spent]) -> Span:
+    def _root(self, recorded: Recorded, rest: Sequence[Spent]) -> bytes:
         turn = recorded.turn
         about: dict[str, Any] = {
-            names.OPERATION: names.INVOKE_AGENT.name,
-            names.AGENT_ID: turn.agent_id,
-            names.AGENT_NAME: turn.agent_id,
             names.CONVERSATION: turn.session_id,
             names.SESSION: turn.session_id,
             names.EXCHANGE: turn.exchange_id,
             names.REQUEST: turn.request_id,
-            names.STATUS: turn.status,
-            names.DURABLE: turn.durable,
             names.UNATTRIBUTED_MS: round(recorded.unattributed_ms, 3),
             **_used(rest),
         }
@@ -133,13 +125,14 @@ class SpanEncoder:
             about[names.TTFT_MS] = round(turn.first_token_ms, 3)
         if recorded.dropped_rows:
             about[names.DROPPED_ROWS] = recorded.dropped_rows
-        if turn.failed:
-            about[names.ERROR] = turn.error or turn.status
         if self._content:
             about[names.INPUT] = _message("user", turn.question)
             about[names.OUTPUT] = _message("assistant", turn.answer)
-        name = f"{names.INVOKE_AGENT.name} {turn.agent_id}"
-        return _span(name, about, remote=False, failed=turn.failed)
+        more = Span()
+        _fill(more.attributes, about)
+        error = (turn.error or turn.status) if turn.failed else ""
+        encoded: bytes = _known_turn(turn.agent_id, turn.status, turn.durable, error) + more.SerializeToString()
+        return encoded
 
 
 def user_name(user_id: str, how: UserIds) -> str | None:
@@ -203,6 +196,23 @@ def uses_of(rows: Sequence[Ended], spent: Sequence[Spent], started: float) -> tu
 
 
 @lru_cache(_TEMPLATES)
+def _known_turn(agent_id: str, status: str, durable: str, error: str) -> bytes:
+    """What the turns of an agent have in common; `error` is empty where it did not fail."""
+    about = {
+        names.OPERATION: names.INVOKE_AGENT.name,
+        names.AGENT_ID: agent_id,
+        names.AGENT_NAME: agent_id,
+        names.STATUS: status,
+        names.DURABLE: durable,
+    }
+    if error:
+        about[names.ERROR] = error
+    span = _span(f"{names.INVOKE_AGENT.name} {agent_id}", about, remote=False, failed=bool(error))
+    encoded: bytes = span.SerializeToString()
+    return encoded
+
+
+@lru_cache(_TEMPLATES)
 def _template(phase: str, model: str) -> bytes:
     """A span of a phase of which nothing is known but its name, as `_headed` says."""
     return _headed(_known(phase, model))
@@ -257,10 +267,11 @@ def _span(name: str, about: Mapping[str, Any], *, remote: bool, failed: bool) ->
     return span
 
 
-def _times_ns(began_us: int, start_ms: float, ms: float) -> tuple[int, int]:
-    """Start and end in Unix time."""
+def _times(began_us: int, start_ms: float, ms: float) -> bytes:
+    """Start and end in Unix time, encoded."""
     start_us = began_us + int(start_ms * 1e3 + 0.5)
-    return start_us * 1000, (start_us + int(ms * 1e3 + 0.5)) * 1000
+    end_us = start_us + int(ms * 1e3 + 0.5)
+    return _TIMES.pack(b"\x39", start_us * 1000, b"\x41", end_us * 1000)
 
 
 def _field(number: int, message: bytes) -> bytes:

@@ -29,6 +29,11 @@ class TraceParent:
         """Whether who began the trace keeps it."""
         return bool(self.flags & SAMPLED)
 
+    @classmethod
+    def read(cls, text: str) -> "TraceParent":
+        """The one whose text this is; what others send needs `parse`."""
+        return cls(text[3:35], text[36:52], int(text[53:55], 16))
+
     def __str__(self) -> str:
         return f"{_FIRST}-{self.trace_id}-{self.span_id}-{self.flags & (SAMPLED | _RANDOM):02x}"
 

@@ -36,7 +36,7 @@ class Tracer:
 
     def ended(self, turn: TracedTurn, total_s: float, ledger: Ledger) -> str | None:
         """The id of the trace that a turn has become; None where it is not sent."""
-        span = None if ledger.traceparent is None else parse(ledger.traceparent)
+        span = None if ledger.traceparent is None else TraceParent.read(ledger.traceparent)
         total_ms = total_s * 1e3
         if span is None or not self._sampling.keep(span.sampled, failed=turn.failed, total_ms=total_ms):
             return None

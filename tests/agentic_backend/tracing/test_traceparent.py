@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from agentic_backend.chat.handshake import traceparent_of
-from agentic_backend.tracing.traceparent import parse
+from agentic_backend.tracing.traceparent import TraceParent, parse
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -37,6 +37,12 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 def test_what_is_a_traceparent_and_what_of_it_goes_on(header: str, goes_on: str | None) -> None:
     parsed = parse(header)
     assert (None if parsed is None else str(parsed)) == goes_on
+
+
+def test_one_is_read_from_its_own_text() -> None:
+    for flags in range(4):
+        one = TraceParent(TRACE, SPAN, flags)
+        assert TraceParent.read(str(one)) == one == parse(str(one))
 
 
 def test_the_sampled_flag_is_the_last_bit() -> None:
