@@ -715,9 +715,7 @@ def _search(evidence: Evidence) -> Iterator[Row]:
     yield from timer(_phase("embed_query"), told.get(_phase("embed_query")), whole, source)
     key = f"{_phase('embed_query')}|status=cancelled"
     yield Row(key, "count", line_of(told, key, "count") or 0, len(good) - len(whole), source)
-    # The least of them waited for nothing: it is what a search takes on its way to the embedder.
-    ways = [embed["begun"] - one["asked"] for one, embed in embedded]
-    waits = [way - min(ways) for way in ways]
+    waits = [embed["begun"] - one["asked"] for one, embed in embedded]
     waits += [0.0] * (texts - len(waits))
     line = told.get("embed_queue", {})
     yield Row("embed_queue", "count", line.get("count"), texts, "relay before the embedder")
