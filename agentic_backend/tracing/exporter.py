@@ -29,8 +29,7 @@ _TRIES: Final = Retries(max_retries=5, budget_s=60.0, base_s=1.0, cap_s=16.0)
 _LOG_S: Final = 60.0
 _LONGEST_REST_S: Final = 300.0
 _ENCODED_AT_ONCE: Final = 8
-"""Turns that are encoded between two looks of the loop: together in 1 ms, in half the time that they take one by one,
-when everything else of a turn has been in the core's caches meanwhile (docs/perf-log.md)."""
+"""Turns that are encoded between two looks of the loop, which takes a millisecond."""
 
 
 class Sends(Protocol):

@@ -29,8 +29,7 @@ class Gauged:
     `cpu_s` and `held_s`: seconds that the loop's thread computed, or that the loop was held by one call. `starved_s`:
     seconds that this thread waited for a core; `core_waits` samples of such a wait, `core_wait_s` together. Reads are
     the uses of the main pool (by turns and by REST), batches those of the batcher's, which ended `batch_statements`.
-    `pending` records, the oldest for
-    `oldest_s`, wait for Postgres.
+    `pending` records, the oldest for `oldest_s`, wait for Postgres.
     """
 
     cpu_s: float = 0.0

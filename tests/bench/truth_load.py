@@ -332,7 +332,7 @@ class Clients:
         turn.accepted, turn.deltas, turn.gap_s = client.accepted, client.deltas, client.gap_s
         turn.last_delta = client.last_delta
         turn.frames, turn.frame_bytes = len(frames), sum(map(len, frames))
-        # Behind it there may be what another instance, or nobody, asked for: a new title.
+        # A new title of the session may come behind it in the same piece.
         last = json.loads(next(frame for frame in reversed(frames) if frame.startswith(_ENDS)))
         turn.ok = last["type"] == "final" and not _error_of(last)
         turn.unattributed_ms = last.get("unattributed_ms")

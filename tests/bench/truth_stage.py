@@ -81,6 +81,7 @@ class IssuingThread:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Published)
         issuer.url = f"http://127.0.0.1:{server.server_port}/realms/test"
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
         stack.callback(server.shutdown)
         self.url = issuer.url
         self.issued = 0
