@@ -9,7 +9,7 @@ import aiohttp
 from yarl import URL
 
 from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcessingFailed
-from agentic_backend.knowledge.client import Caller, cause_of
+from agentic_backend.knowledge.client import KEPT_S, Caller, cause_of
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient
 
@@ -31,6 +31,7 @@ class AttachmentEndpoint:
     ingest_s: float = 120.0
     delete_s: float = 5.0
     max_connections: int = 8
+    keepalive_s: float = KEPT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class AttachmentClient:
     def __init__(self, endpoint: AttachmentEndpoint) -> None:
         self._endpoint = endpoint
         self._ingest = URL(endpoint.base_url.rstrip("/") + "/fast/ingest")
-        limits = Connections(endpoint.max_connections, keepalive_s=15.0, connect_s=endpoint.connect_s, pool_s=None)
+        limits = Connections(
+            endpoint.max_connections, keepalive_s=endpoint.keepalive_s, connect_s=endpoint.connect_s, pool_s=None
+        )
         self._client = JsonClient(limits)
 
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:

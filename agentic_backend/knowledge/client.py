@@ -33,6 +33,9 @@ _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ONCE_MORE: Final = Retries(max_retries=1, budget_s=inf, base_s=0.075, jitter=2 / 3)
 """Jitter spreads the turns that lost their connection at one moment."""
 _LONGEST_WAIT_S: Final = 60.0
+KEPT_S: Final = 4.0
+"""Seconds for which an idle connection may be used again: less than the 5 for which knowledge flow keeps one
+(`ConnectionBounds.idle_s`), as a request that meets its end is lost. The second between is for a loop that is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class KnowledgeEndpoint:
     """The longest silence within an answer. Both end at the deadline at the latest."""
     max_connections: int = 100
     """Calls at once; more wait, within their deadline. What is slow there must not use up this process."""
-    keepalive_s: float = 30.0
+    keepalive_s: float = KEPT_S
     max_body_bytes: int = 4 * _MIB
     """An answer above this is refused: reading it would hold the loop for the turns of everybody."""
     one_user: bool = False

@@ -306,7 +306,8 @@ class ConnectionBounds(Section):
     """Seconds for the head of a request, from its first byte or from the start of the connection; then 408, or the end
     where nothing came."""
     idle_s: Positive = 5
-    """Seconds that a connection may be idle after an answer; then it is closed."""
+    """Seconds that a connection may be idle after an answer; then it is closed. The agentic service uses an
+    idle one of knowledge flow for 4 s; with less than 5 here, a call may meet its end."""
     body_bytes_per_s: Count = 1024
     """Bytes a second that a body must bring, measured over each `body_window_s` in which the service reads it; then 408
     and the end. 0 = no minimum."""

@@ -9,7 +9,7 @@ import aiohttp
 
 from ws_bench.config.flags import RunConfig
 from ws_bench.errors import PreparationFailed, json_or_text, refusal_text
-from ws_bench.load.streams import http_failure
+from ws_bench.load.streams import KEPT_S, http_failure
 from ws_bench.record.dialects import clock
 
 _TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ class ServiceApi:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "ServiceApi":
-        connector = aiohttp.TCPConnector(ssl=not self._config.insecure)
+        connector = aiohttp.TCPConnector(ssl=not self._config.insecure, keepalive_timeout=KEPT_S)
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         self._http = aiohttp.ClientSession(connector=connector, headers=self._config.auth_headers, timeout=timeout)
         return self

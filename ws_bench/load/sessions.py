@@ -10,6 +10,7 @@ import aiohttp
 
 from ws_bench.config.flags import RunConfig
 from ws_bench.errors import SessionCallFailed, json_or_text, refusal_text
+from ws_bench.load.streams import KEPT_S
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class SessionApi:
 
     async def __aenter__(self) -> "SessionApi":
         # No limit on connections: the clients are the limit, and a wait here would be the generator's own.
-        connector = aiohttp.TCPConnector(limit=0, ssl=not self._config.insecure)
+        connector = aiohttp.TCPConnector(limit=0, ssl=not self._config.insecure, keepalive_timeout=KEPT_S)
         self._http = aiohttp.ClientSession(
             connector=connector, headers=self._config.auth_headers, timeout=aiohttp.ClientTimeout(total=None)
         )

@@ -9,7 +9,7 @@ import aiohttp
 from ws_bench.errors import TurnBroken, json_or_text, refusal_text
 from ws_bench.load.client import AUTH_STATUSES, CLOSE_TIMEOUT_S, ClientSocket
 
-_KEPT_S = 4.0
+KEPT_S = 4.0
 """For how long a connection may be idle and used again: less than the 5 s after which the service closes it."""
 _SESSION_HEADER = "X-Turnwise-Session-Id"
 
@@ -30,7 +30,7 @@ class StreamConnector:
         if bytes_per_s:
             raise ValueError("an event stream is read as fast as it comes")
         # A connection of each client's own, as a socket is.
-        connector = aiohttp.TCPConnector(limit=1, ssl=not self._insecure, keepalive_timeout=_KEPT_S)
+        connector = aiohttp.TCPConnector(limit=1, ssl=not self._insecure, keepalive_timeout=KEPT_S)
         timeout = aiohttp.ClientTimeout(total=None)
         http = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout)
         return _EventStream(http, self._url, self._max_size)

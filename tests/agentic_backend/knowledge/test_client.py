@@ -13,9 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from agentic_backend.errors import KfUnavailable
 from agentic_backend.knowledge import Caller, KnowledgeClient, KnowledgeEndpoint, SearchQuery
+from agentic_backend.knowledge.attachments import AttachmentEndpoint
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.auth import Credentials
 from backend_kit.kpi import Kpi, Ledger
+from backend_kit.settings import ConnectionBounds
 from tests.agentic_backend.knowledge.fake import (
     Answer,
     FakeKnowledge,
@@ -401,6 +403,13 @@ async def test_failures_are_said_once_a_second_without_what_was_asked(
     assert {line.partition(" (")[0] for line in said} == {"knowledge flow failed: kf_vector_search: HTTP 500"}
     assert len(said) <= 1 + (time.perf_counter() - begun)
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("endpoint", [KnowledgeEndpoint, AttachmentEndpoint])
+def test_no_request_meets_the_end_of_a_connection_that_was_idle(
+    endpoint: type[KnowledgeEndpoint | AttachmentEndpoint],
+) -> None:
+    assert endpoint("http://127.0.0.1").keepalive_s <= ConnectionBounds().idle_s - 1.0
 
 
 @pytest.mark.parametrize("bad", [{"deadline_s": 0}, {"max_connections": 0}, {"read_s": -1}])
