@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from backend_kit.kpi.summary import PREFIX
-from tests.bench.truth_lines import borrowed, collections_in, flushes_in, stalls_in
+from tests.bench.truth_lines import borrowed, collections_in, flushes_in, queued, stalls_in
 from tests.bench.truth_stage import FLUSH_S
 from tests.bench.truth_table import Row, printed, samples_of, summary_of, timer
 from tests.bench.wiretap import HttpWire, PostgresWire
@@ -218,3 +218,12 @@ def test_collections_count_between_the_start_and_the_summary() -> None:
         "collected in 1.0 s",
     )
     assert collections_in("\n".join(lines)) == [0.2]
+
+
+def test_only_who_comes_while_others_are_embedded_waits() -> None:
+    embeds = [{"begun": begun, "ended": begun + 1.0} for begun in (10.02, 11.03, 20.04, 30.5)]
+    at_once, behind, alone, slow = zip((10.0, 10.5, 20.0, 29.0), embeds, strict=True)
+    way_s = 0.03
+    waits, off_s = queued(embeds, [at_once, behind, alone, slow])
+    assert waits == [0.0, pytest.approx(0.53 - way_s), 0.0, 0.0]
+    assert off_s == pytest.approx(0.01)

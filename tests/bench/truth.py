@@ -23,7 +23,6 @@ import asyncio
 import json
 import pickle
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -35,10 +34,10 @@ from pathlib import Path
 import uvloop
 
 from tests.bench.deployment import Deployment, deployed
-from tests.bench.truth_lines import Database, Evidence, Process, Used, collections_in, commit, flushes_in, rows_of
+from tests.bench.truth_lines import Database, Evidence, Process, collections_in, commit, flushes_in, rows_of
 from tests.bench.truth_load import Clients, Role, Tokens
 from tests.bench.truth_search import searched
-from tests.bench.truth_stage import Stage, Watched
+from tests.bench.truth_stage import Stage, Used, Watched
 from tests.bench.truth_table import line_at, printed, samples_of, summary_of
 from tests.support.processes import ModuleProcess
 
@@ -76,10 +75,10 @@ def roles(factor: float) -> list[Role]:
     return [
         Role("Georges", some(83)),
         Role("Carla", some(20), native=False),
-        Role("Rico", some(16), contexts=({}, _GENERAL, {}, _NOWHERE)),
+        Role("Rico", some(20), contexts=({}, _GENERAL, {}, _NOWHERE)),
         Role("Rita", some(4), native=False),
         Role("Rico", some(3), padding=1000),
-        Role("Sammy", some(24)),
+        Role("Sammy", some(20)),
     ]
 
 
@@ -115,7 +114,7 @@ def measured(stack: ExitStack, deployment: Deployment, size: Size) -> Evidence:
             runner.run(clients.run_alone("block", size.blocks))
             ended = time.perf_counter()
         pings = json.loads(pinger.wait_for_line(r"^pings (.*)$", pinged_s).group(1))
-    if ended > agentic.ready_at + interval_s - _STARTS_S:
+    if ended > agentic.began.at + interval_s - _STARTS_S:
         seen = f"{len(clients.finished)} turns, {dict(clients.failures)}"
         raise RuntimeError(f"a summary came before the load had ended: the machine is too slow for this: {seen}")
     with ThreadPoolExecutor() as threads:
@@ -145,15 +144,8 @@ def earlier_life(stage: Stage, asked: Sequence[Role]) -> dict[int, str]:
 
 def _seen_after(service: Watched, last: str, interval_s: float) -> Process:
     """The process right after its summary."""
-    used = [Used.now(service.pid)]
-    told = threading.Event()
-    watching = threading.Thread(target=_watch, args=(service.pid, used, told))
-    watching.start()
-    try:
+    with Used.watched(service.pid) as used:
         service.process.wait_for_line(rf"\[KPI\].*{last}", interval_s)
-    finally:
-        told.set()
-        watching.join()
     now = time.perf_counter()
     written_at = line_at(service.process.output, "[KPI][SUMMARY] cpu_pct", time.time() - now) or now
     # Not with what the summary itself takes, which is behind what it tells.
@@ -163,15 +155,9 @@ def _seen_after(service: Watched, last: str, interval_s: float) -> Process:
         seen.exposed = samples_of(answer.read().decode())
     seen.summary = summary_of(service.process.output)
     seen.collections_s = collections_in(service.process.output)
-    seen.since = line_at(service.process.output, "[KPI][START]", time.time() - now) or service.started_at
+    seen.since = service.began.at
     seen.until = line_at(service.process.output, "[KPI][SUMMARY]", time.time() - now) or now
     return seen
-
-
-def _watch(pid: int, used: list[Used], told: threading.Event) -> None:
-    while not told.wait(0.02):
-        used.append(Used.now(pid))
-        del used[:-250]
 
 
 def main() -> int:

@@ -8,13 +8,15 @@ import asyncio
 import fcntl
 import itertools
 import json
+import random
 import socket
 import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,8 @@ _ENDS = ('{"type":"final"', '{"type":"error"', '{"type":"cancelled"')
 _DELTA, _ACCEPTED = b'{"type":"delta"', b'{"type":"accepted"'
 _TURN_S = 120.0
 _PAUSE_S = 5.0
+_THINKS_S = 2.0
 _LOOKS_EVERY_S = 0.01
-_CALLS_OF_A_TOKEN = 20
 _RECEIVES_BYTES = 4096
 
 
@@ -183,8 +185,6 @@ class Clients:
         self.tokens = tokens
         self.stalls: list[Stall] = []
         self._rerank_url = rerank_url
-        self._token = tokens.fresh()
-        self._calls_of_token = 0
         self.roles = roles
         self.turns: list[ClientTurn] = []
         self.calls: list[Call] = []
@@ -234,8 +234,8 @@ class Clients:
         """So many turns of one client and no other, and a pause behind each."""
         role = Role(agent, 1)
         async with self._http() as http:
-            session_id = await self.new_session(http, agent, title="Bench")
-        client = await self._dialled(role)
+            session_id = await self.new_session(http, agent, token=self.tokens.fresh(), title="Bench")
+        client = await self._dialled(role, token=self.tokens.fresh())
         for number in range(turns):
             await self._turn(client, role, session_id, number)
             await asyncio.sleep(_PAUSE_S)
@@ -245,8 +245,8 @@ class Clients:
         """So many turns of a client that reads nothing for so long after its question, where each says much."""
         role = Role(agent, 1)
         async with self._http() as http:
-            session_id = await self.new_session(http, agent, title="Bench")
-        client = await self._dialled(role, _receives_little(self.port))
+            session_id = await self.new_session(http, agent, token=self.tokens.fresh(), title="Bench")
+        client = await self._dialled(role, _receives_little(self.port), token=self.tokens.fresh())
         async with asyncio.timeout(_TURN_S):
             for number in range(turns):
                 turn = asyncio.ensure_future(self._turn(client, role, session_id, number))
@@ -273,28 +273,34 @@ class Clients:
 
     async def _client(self, http: aiohttp.ClientSession, place: int, role: Role, until: float, after_s: float) -> None:
         await asyncio.sleep(after_s)
+        # Each has one of its own: two that come at once with the same new one are both the first to show it.
+        token = self.tokens.fresh()
         if place not in self.sessions:
-            self.sessions[place] = await self.new_session(http, role.agent, title="Bench" if place % 5 else "")
+            title = "Bench" if place % 5 else ""
+            self.sessions[place] = await self.new_session(http, role.agent, token=token, title=title)
         session_id = self.sessions[place]
-        client = await self._dialled(role)
+        client = await self._dialled(role, token=token)
+        thinks = random.Random(place)  # noqa: S311 - pauses
         try:
             for number in itertools.count():
                 await self._turn(client, role, session_id, number)
                 if time.perf_counter() >= until:
                     break
+                # Else those whose questions were embedded together would come together from then on.
+                await asyncio.sleep(thinks.uniform(0.0, _THINKS_S))
         except SocketFailed:
             pass  # its turn says why
         finally:
             await self._closed(client)
 
-    async def _dialled(self, role: Role, connection: socket.socket | None = None) -> TimedSocket:
+    async def _dialled(self, role: Role, connection: socket.socket | None = None, *, token: str) -> TimedSocket:
         loop = asyncio.get_running_loop()
         if connection is None:
             _, client = await loop.create_connection(TimedSocket, "127.0.0.1", self.port)
         else:
             _, client = await loop.create_connection(TimedSocket, sock=connection)
         offers = [f"Sec-WebSocket-Protocol: {NATIVE}"] if role.native else []
-        headers = self.tokens.header(self.tokens.fresh())
+        headers = self.tokens.header(token)
         await client.upgrade(PATH, *(f"{name}: {value}" for name, value in headers.items()), *offers)
         self.open_sockets += 1
         self.most_sockets = max(self.most_sockets, self.open_sockets)
@@ -341,21 +347,26 @@ class Clients:
             turn.failure = json.dumps(last)[:300]
             await asyncio.sleep(0.2)
 
-    async def new_session(self, http: aiohttp.ClientSession, agent: str, *, title: str) -> str:
+    async def new_session(self, http: aiohttp.ClientSession, agent: str, *, token: str, title: str) -> str:
         """The id of a new session."""
         body = {"agent_id": agent, "title": title}
-        answer = await self.call(http, "create", "POST", "/chatbot/session", json=body)
+        answer = await self.call(http, "create", "POST", "/chatbot/session", token=token, json=body)
         return str(answer["id"])
 
     async def call(
-        self, http: aiohttp.ClientSession, what: str, method: str, path: str, *, session_id: str = "", **more: Any
+        self,
+        http: aiohttp.ClientSession,
+        what: str,
+        method: str,
+        path: str,
+        *,
+        token: str,
+        session_id: str = "",
+        **more: Any,
     ) -> Any:
         """One call, which is kept; its JSON. Raises `aiohttp.ClientResponseError`."""
-        self._calls_of_token += 1
-        if self._calls_of_token > _CALLS_OF_A_TOKEN:
-            self._token, self._calls_of_token = self.tokens.fresh(), 1
         begun = time.perf_counter()
-        headers = self.tokens.header(self._token)
+        headers = self.tokens.header(token)
         async with http.request(method, BASE + path, headers=headers, **more) as answer:
             body = await answer.read()
             call = Call(what, answer.status, begun, time.perf_counter(), session_id)
@@ -376,26 +387,29 @@ class Clients:
                 continue
             session_id = self.finished[number % len(self.finished)].session_id
             path = f"/chatbot/session/{session_id}"
-            await self.call(http, "list", "GET", "/chatbot/sessions")
-            await self.call(http, "history", "GET", f"{path}/history", session_id=session_id)
-            await self.call(
-                http, "prefer", "PUT", f"{path}/preferences", session_id=session_id, json={"preferences": {"n": number}}
+            # What verified is remembered for a minute.
+            call = partial(self.call, http, token=self.tokens.fresh())
+            await call("list", "GET", "/chatbot/sessions")
+            await call("history", "GET", f"{path}/history", session_id=session_id)
+            await call(
+                "prefer", "PUT", f"{path}/preferences", session_id=session_id, json={"preferences": {"n": number}}
             )
             rating = {"rating": 5, "messageId": "0", "sessionId": session_id, "agentName": "Georges"}
-            await self.call(http, "feedback", "POST", "/chatbot/feedback", session_id=session_id, json=rating)
+            await call("feedback", "POST", "/chatbot/feedback", session_id=session_id, json=rating)
             async with http.post(self._rerank_url, json=_RERANKED) as answer:
                 answer.raise_for_status()
             if number % 3 == 0:
-                await self._attach(http, session_id, number)
+                await self._attach(call, session_id, number)
 
-    async def _attach(self, http: aiohttp.ClientSession, session_id: str, number: int) -> None:
+    @staticmethod
+    async def _attach(call: Callable[..., Awaitable[Any]], session_id: str, number: int) -> None:
         form = aiohttp.FormData()
         form.add_field("session_id", session_id)
         text = f"Note {number} about the well of the village, which is {number} metres deep.\n"
         form.add_field("file", text.encode(), filename=f"note{number}.txt", content_type="text/plain")
-        made = await self.call(http, "upload", "POST", "/chatbot/upload", session_id=session_id, data=form)
-        await self.call(
-            http, "detach", "DELETE", f"/chatbot/upload/{made['attachment_id']}?session_id={session_id}",
+        made = await call("upload", "POST", "/chatbot/upload", session_id=session_id, data=form)
+        await call(
+            "detach", "DELETE", f"/chatbot/upload/{made['attachment_id']}?session_id={session_id}",
             session_id=session_id,
         )  # fmt: skip
 

@@ -7,11 +7,11 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +21,7 @@ from tests.bench.bench import CONFIG
 from tests.bench.deployment import BASE, Deployment, cpu_s
 from tests.bench.rico import NO_OVERRIDES, ROOT, written
 from tests.bench.seed_chunks import question, seed
+from tests.bench.truth_table import line_at
 from tests.support.issuer import CLIENT, DISCOVERY, Issuer
 from tests.support.odd_agent import odd
 from tests.support.patience import HANGS_S
@@ -33,11 +34,13 @@ TOOLED = "mock;ttft=2500;gap=10;tokens=21;tool=current_time;pause=10:400;floor=3
 """Its call of the tool and its answer take as long: the median of two groups of the same size says nothing."""
 TITLES = "mock;ttft=3000;tokens=4"
 DELAYS_MS = {
-    "knowledge": 900.0, "tools": 2500.0, "embed": 900.0, "rerank": 600.0, "agentic_sql": 600.0, "knowledge_sql": 300.0
+    "tools": 2500.0, "embed": 1500.0, "rerank": 500.0, "agentic_sql": 800.0, "knowledge_sql": 300.0
 }  # fmt: skip
 """By how much the relays put answers off: 2 % of it is more than a loop is late on a loaded core."""
+REFUSED_MS = 4000.0
+"""By how much longer those of refused searches, which take nothing else."""
 FLUSH_S = 0.9
-BLOCKED_S = 4.0
+BLOCKED_S = 5.0
 _NOTICES_COLLECTIONS = """
 import gc, sys, time
 
@@ -114,7 +117,8 @@ class Taps:
 
     async def slow_down(self) -> None:
         """Put answers off from now on."""
-        await self.tell(*(f"delay {name} {ms}" for name, ms in DELAYS_MS.items()))
+        delays = [f"delay {name} {ms}" for name, ms in DELAYS_MS.items()]
+        await self.tell(*delays, f"delay-refused knowledge {REFUSED_MS}")
 
     def records(self, path: Path) -> dict[str, list[dict[str, Any]]]:
         """All that was recorded, by tap."""
@@ -126,17 +130,47 @@ class Taps:
         return found
 
 
+class Used(NamedTuple):
+    """What a process, and its loop's thread, had had of a core at a time."""
+
+    at: float
+    cpu_s: float
+    loop_s: float
+
+    @classmethod
+    def now(cls, pid: int) -> "Used":
+        """Up to now."""
+        return cls(time.perf_counter(), cpu_s(pid), thread_cpu_s(pid))
+
+    @classmethod
+    @contextmanager
+    def watched(cls, pid: int) -> Iterator[list["Used"]]:
+        """Fifty a second in the block, the last five seconds of them."""
+        used, done = [cls.now(pid)], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.02):
+                used.append(cls.now(pid))
+                del used[:-250]
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            yield used
+        finally:
+            done.set()
+            watching.join()
+
+
 @dataclass(slots=True)
 class Watched:
-    """One service: its process, when that was started, where it listens, and its CPU when it was ready."""
+    """One service: its process, where it listens, and what it had used when its first window began, at its start's line
+    in the log."""
 
     process: ModuleProcess
-    started_at: float
     port: int
     metrics_port: int
-    ready_at: float
-    ready_cpu_s: float
-    ready_loop_s: float
+    began: Used
 
     @property
     def pid(self) -> int:
@@ -170,6 +204,7 @@ class Stage:
         )
         deployment.database("agentic")
         deployment.database("knowledge")
+        self._stack = stack
         self.questions: list[str] = []
         self.spool = self.work / "spool"
         self.issuer = IssuingThread(stack)
@@ -192,9 +227,7 @@ class Stage:
         file = written(self.work / "knowledge.yaml", config)
         ready = f"http://127.0.0.1:{self.knowledge_port}{KNOWLEDGE}/ready"
         environment = self._environment(file)
-        started_at = time.perf_counter()
-        process = self.deployment.start_beside("knowledge_flow_backend", ready=ready, environment=environment)
-        return _ready(process, started_at, self.knowledge_port, metrics_port)
+        return self._started("knowledge_flow_backend", ready, environment, (), self.knowledge_port, metrics_port)
 
     def agentic(
         self, interval_s: float, *, under: Sequence[str] = (), model: str = ANSWERS, most_turns: int = 2000
@@ -207,13 +240,9 @@ class Stage:
         file = written(self.work / "agentic.yaml", config)
         environment = self._environment(file)
         ready = f"http://127.0.0.1:{port}{BASE}/ready"
-        started_at = time.perf_counter()
         # The service alone, and not strace, is on its core.
         core = ["/usr/bin/taskset", "--cpu-list", ",".join(map(str, sorted(self.deployment.service_cores)))]
-        process = self.deployment.start_beside(
-            "agentic_backend", ready=ready, environment=environment, under=[*under, *core]
-        )
-        return _ready(process, started_at, port, metrics_port)
+        return self._started("agentic_backend", ready, environment, [*under, *core], port, metrics_port)
 
     def slow_flushes(self) -> list[str]:
         """The command under which each flush takes longer and is written down, by the kernel's word, a file a thread:
@@ -225,6 +254,17 @@ class Stage:
     def flushes(self) -> dict[int, str]:
         """What strace wrote, by thread."""
         return {int(file.suffix[1:]): file.read_text() for file in self.work.glob("flushes.*")}
+
+    def _started(
+        self, module: str, ready: str, environment: dict[str, str], under: Sequence[str], port: int, metrics_port: int
+    ) -> Watched:
+        process = self._stack.enter_context(ModuleProcess(module, env=environment, under=under))
+        with Used.watched(process.pid) as used:
+            process.wait_for_http(ready, HANGS_S)
+            process.wait_for_line(r"\[KPI\]\[START\]", HANGS_S)
+        began_at = line_at(process.output, "[KPI][START]", time.time() - time.perf_counter())
+        began = min(used, key=lambda one: abs(one.at - (began_at or 0.0)))
+        return Watched(process, port, metrics_port, began)
 
     def _environment(self, file: Path) -> dict[str, str]:
         home = {"TURNWISE_HOME": str(self.work), "CONFIG_FILE": str(file)}
@@ -248,8 +288,10 @@ class Stage:
             "name": "mock",
             "settings": {"base_url": self._through("rerank", "/v1")},
         }
-        config["deadlines"] = {"rerank_s": 3.0}
+        config["deadlines"] = {"search_s": 4.9, "rerank_s": 3.0}
         config["limits"] = {"max_question_chars": 600}
+        # A relay hands an answer on late, so a connection has been idle here for longer than its client knows.
+        config["connections"] = {"idle_s": 15}
         config["storage"]["postgres"] |= self.deployment.storage("knowledge")
         return config
 
@@ -298,9 +340,3 @@ def _summary(interval_s: float) -> dict[str, Any]:
         "kpi_log_summary_top_n": 0,
         "kpi_process_metrics_interval_sec": interval_s,
     }
-
-
-def _ready(process: ModuleProcess, started_at: float, port: int, metrics_port: int) -> Watched:
-    return Watched(
-        process, started_at, port, metrics_port, time.perf_counter(), cpu_s(process.pid), thread_cpu_s(process.pid)
-    )

@@ -4,7 +4,8 @@
 
 A tap is NAME:KIND:PORT and forwards to PORT. It prints `taps NAME PORT … control PORT`; the control port takes lines:
 `dump PATH` (what was recorded so far, a JSON object a line), `delay NAME MS` (each piece of an answer is passed on so
-much later), `hold NAME` and `release NAME` (what clients send waits meanwhile), `cut NAME` (end its connections).
+much later), `delay-refused NAME MS` (so much later again, what is refused), `hold NAME` and `release NAME` (what
+clients send waits meanwhile), `cut NAME` (end its connections).
 
 Times are of CLOCK_MONOTONIC, which all processes share, in seconds: `begun` and `asked` are the first and the last byte
 of a request, `answered` the last byte of the answer as it came, `first` and `ended` its first and last byte as they
@@ -91,7 +92,9 @@ class MessageReader:
 
 
 class Wire(Protocol):
-    """What one connection says, as records."""
+    """What one connection says, as records. `status` is that of the last answer of HTTP, else 0."""
+
+    status: int
 
     def up(self, data: bytes, now: float) -> None:
         """The client has sent this."""
@@ -105,6 +108,7 @@ class HttpWire:
     longest time between two, and its count of tokens."""
 
     def __init__(self) -> None:
+        self.status = 0
         self._requests, self._answers = MessageReader(), MessageReader()
         self._open: deque[Record] = deque()
         self._body = b""
@@ -143,7 +147,7 @@ class HttpWire:
             if kind == "head":
                 status = int(piece.split(b" ", 2)[1])
                 if status >= 200:
-                    record["status"] = status
+                    record["status"] = self.status = status
             elif "status" not in record:
                 continue
             elif kind == "body":
@@ -177,6 +181,7 @@ class PostgresWire:
     _LOGIN, _NO_TLS = 196608, (80877103, 80877104)
 
     def __init__(self) -> None:
+        self.status = 0
         self._up, self._down = b"", b""
         self._logged_in = False
         self._refusals = 0
@@ -302,6 +307,7 @@ class Tap:
         self.wire = _WIRES[kind]
         self.target = target
         self.delay_s = 0.0
+        self.refused_delay_s = 0.0
         self.records: list[Record] = []
         self.links: set[Link] = set()
         self.port = 0
@@ -360,7 +366,9 @@ class Link:
     def down(self, data: bytes) -> None:
         """From the target: passed on after the delay, in order."""
         now = time.perf_counter()
-        self._down.append((now + self._tap.delay_s, data, self._wire.down(data, now)))
+        records = self._wire.down(data, now)
+        delay_s = self._tap.delay_s + (self._tap.refused_delay_s if self._wire.status >= 400 else 0.0)
+        self._down.append((now + delay_s, data, records))
         if len(self._down) == 1:
             self._pass_on()
 
@@ -445,6 +453,8 @@ class Control:
             Path(argument).write_text("\n".join([*rows, ""]))
         elif command == "delay":
             self._taps[argument].delay_s = float(value) / 1e3
+        elif command == "delay-refused":
+            self._taps[argument].refused_delay_s = float(value) / 1e3
         elif command == "cut":
             for link in tuple(self._taps[argument].links):
                 link.end()
