@@ -177,11 +177,12 @@ def make_tracer(settings: AgenticSettings, metrics: AgenticMetrics, stack: Async
     }
     if "service_name" in tracing.model_fields_set or "service.name" not in resource:
         resource["service.name"] = tracing.service_name
-    exporter = TraceExporter(rules, client, metrics)
+    encoder = SpanEncoder(resource, content=tracing.content, user_ids=tracing.user_id)
+    exporter = TraceExporter(rules, client, metrics, wrap=encoder.request)
     stack.push_async_callback(exporter.aclose)
     return Tracer(
         Sampling(tracing.sampler, tracing.sampler_arg, tracing.errors, tracing.slow_ms),
-        SpanEncoder(resource, content=tracing.content, user_ids=tracing.user_id),
+        encoder,
         exporter,
     )
 

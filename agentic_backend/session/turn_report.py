@@ -86,7 +86,9 @@ class TurnReports:
         unattributed_ms = ledger.unattributed_ms(total_s * 1e3)
         first_token_s = None if end.first_token_at is None else end.first_token_at - ask.received_at
         self._kpi.record_phase("stream_total", total_s, end.status)
-        trace_id = None if self._tracer is None else self._tracer.ended(_traced(ask, end, ledger), total_s, ledger)
+        trace_id = (
+            None if self._tracer is None else self._tracer.ended(_traced(ask, end, ledger), total_s, ledger, rows)
+        )
         if trace_id is None:
             metrics.turn(ledger.owner, end.status).observe(total_s)
         else:

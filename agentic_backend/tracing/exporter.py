@@ -76,7 +76,8 @@ class _Batch:
 class TraceExporter:
     """A bounded queue and the one task that empties it. On the event loop's thread.
 
-    `clock` (monotonic, seconds) and `sleep` are those of its retries.
+    `wrap` makes an export request of the spans of turns, one after the other. `clock` (monotonic, seconds) and `sleep`
+    are those of its retries.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class TraceExporter:
         client: Sends,
         metrics: AgenticMetrics,
         *,
+        wrap: Callable[[bytes], bytes],
         clock: Callable[[], float] = perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._rules = rules
         self._client = client
         self._metrics = metrics
+        self._wrap = wrap
         self._clock = clock
         self._sleep = sleep
         self._queue: deque[_Waiting] = deque()
@@ -113,8 +116,8 @@ class TraceExporter:
         return False
 
     def offer(self, encode: Callable[[], bytes], spans: int) -> None:
-        """Queue a turn with so many spans, for which there is room. `encode` gives it as an export request, once, when
-        it is about to be sent."""
+        """Queue a turn with so many spans, for which there is room. `encode` gives them, once, when they are about to
+        be sent."""
         self._queue.append(_Waiting(encode, spans))
         self._spans += spans
         self._arrived.set()
@@ -178,7 +181,7 @@ class TraceExporter:
                 if number % _ENCODED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             bodies.append(one.body)
-        return _Batch(b"".join(bodies), spans)
+        return _Batch(self._wrap(b"".join(bodies)), spans)
 
     def _take(self, spans: int) -> None:
         """Take the first so many spans out of the queue."""

@@ -6,10 +6,9 @@ Starts and lengths are those of the rows, in whole microseconds; the turn's arri
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
@@ -17,7 +16,7 @@ from agentic_backend.tracing import names
 from agentic_backend.tracing.names import Operation
 from agentic_backend.tracing.traceparent import TraceParent
 from agentic_backend.tracing.turn import TracedTurn
-from backend_kit.kpi import Ended, Ledger, Spent
+from backend_kit.kpi import Ledger, LedgerRow, RowMark, Spent
 from backend_kit.wire import dumps
 
 UserIds = Literal["hashed", "plain", "none"]
@@ -25,15 +24,19 @@ _CONTENT_CHARS: Final = 32_768
 _TEMPLATES: Final = 512
 _LARGEST: Final = (1 << 63) - 1
 """What an attribute holds at most; what a model says of its tokens may be more."""
-_TIMES: Final = Struct("<cQcQ")
-_PLACE_BYTES: Final = 56
-"""What a span's ids and times take: each has a fixed length, and the byte or two before it that say so."""
+_PLACE: Final = Struct("<2s16s2s8scQcQ2s8s")
+"""A span's ids (1, 2), times (7, 8) and the span above it (4): each of a fixed length, behind what says so."""
+_WITHOUT_ABOVE: Final = _PLACE.size - 10
+_DOUBLE: Final = Struct("<d")
+_SHORT: Final = 120
+"""Below this many bytes of name and text all lengths of an attribute are one byte each."""
+_LONGEST_NAME: Final = 64
+"""Characters of an attribute's name, all of which are ours."""
 _SLACK_MS: Final = 0.002
 """By which rows may stick out of the phase around them: each of their times is rounded to a microsecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """Where a turn is in its trace and in time: its span, that of who asked, its arrival in Unix time, its length."""
 
     span: TraceParent
@@ -42,23 +45,23 @@ class Moment:
     total_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """A turn that has ended, with what its ledger said then: all that its spans are made of."""
 
     turn: TracedTurn
     when: Moment
-    rows: Sequence[Ended]
+    rows: Sequence[LedgerRow]
+    marks: Mapping[int, RowMark]
     spent: Sequence[Spent]
     started: float
     unattributed_ms: float
     dropped_rows: int
 
     @classmethod
-    def of(cls, turn: TracedTurn, when: Moment, ledger: Ledger) -> "Recorded":
-        """What is known now; what a ledger gets later is of no turn's trace."""
-        left_ms = ledger.unattributed_ms(when.total_ms)
-        return cls(turn, when, ledger.ended(), tuple(ledger.spent), ledger.started, left_ms, ledger.dropped_rows)
+    def of(cls, turn: TracedTurn, when: Moment, ledger: Ledger, rows: Sequence[LedgerRow]) -> "Recorded":
+        """What is known now: `rows` of the ledger; what it gets later is of no turn's trace."""
+        left_ms, spent = ledger.unattributed_ms(when.total_ms), tuple(ledger.spent)
+        return cls(turn, when, rows, ledger.marks(), spent, ledger.started, left_ms, ledger.dropped_rows)
 
     @property
     def spans(self) -> int:
@@ -71,43 +74,47 @@ class SpanEncoder:
 
     def __init__(self, resource: Mapping[str, str], *, content: bool = False, user_ids: UserIds = "hashed") -> None:
         head = ResourceSpans(schema_url=names.SCHEMA_URL)
-        _fill(head.resource.attributes, resource)
+        for key, value in resource.items():
+            one = head.resource.attributes.add(key=key)
+            one.value.string_value = _text(value)
         scope = ScopeSpans(schema_url=names.SCHEMA_URL)
         scope.scope.name = names.SCOPE
-        self._resource = head.SerializeToString()
-        self._scope = scope.SerializeToString()
+        self._resource: bytes = head.SerializeToString()
+        self._scope: bytes = scope.SerializeToString()
         self._content = content
         self._user_ids = user_ids
 
     def encode(self, recorded: Recorded) -> bytes:
-        """An export request with the spans of one turn. Requests one after the other are one request, as all messages
-        of protobuf."""
-        turn, when, rows = recorded.turn, recorded.when, recorded.rows
+        """The spans of one turn, for `request`."""
+        turn, when, rows, marks = recorded.turn, recorded.when, recorded.rows, recorded.marks
         trace_id = bytes.fromhex(when.span.trace_id)
         root_id = bytes.fromhex(when.span.span_id)
         random = secrets.token_bytes(8 * len(rows))
         ids = [random[at : at + 8] for at in range(0, len(random), 8)]
         began_us = when.began_ns // 1000
         uses, rest = uses_of(rows, recorded.spent, recorded.started)
+        root = self._root(recorded, rest)
+        if when.parent is None:
+            root += _place(trace_id, root_id, b"", began_us, 0.0, when.total_ms)[:_WITHOUT_ABOVE]
+        else:
+            root += _place(trace_id, root_id, bytes.fromhex(when.parent.span_id), began_us, 0.0, when.total_ms)
         # A message of protobuf is its fields one after the other, in any order. So rows become no objects, which take
-        # longer: what the rows of one phase have in common, and behind it ids (1, 2, 4) and times (7, 8).
-        of_trace = b"\x0a\x10" + trace_id + b"\x12\x08"
-        root = self._root(recorded, rest) + of_trace + root_id
-        if when.parent is not None:
-            root += b"\x22\x08" + bytes.fromhex(when.parent.span_id)
-        parts = [self._scope, _field(2, root + _times(began_us, 0.0, when.total_ms))]
-        for place, (ended, parent) in enumerate(zip(rows, parents_of(rows), strict=True)):
-            row, status, about = ended
-            use = uses.get(place)
-            if about or status != "ok":
-                said = _headed(_row_span(ended, use, turn.model).SerializeToString())
-            elif use is None:
-                said = _template(row["phase"], turn.model)
+        # longer: what the rows of one phase have in common, and behind it where each has its place.
+        parts = [_field(2, root)]
+        for place, (row, parent) in enumerate(zip(rows, parents_of(rows), strict=True)):
+            if id(row) in marks:
+                said = _headed(_row_span(row["phase"], marks[id(row)], uses.get(place), turn.model))
+            elif place in uses:
+                said = _with_use(row["phase"], uses[place])
             else:
-                said = _with_use(row["phase"], use)
+                said = _template(row["phase"], turn.model)
             above = root_id if parent is None else ids[parent]
-            parts += (said, of_trace, ids[place], b"\x22\x08", above, _times(began_us, row["start_ms"], row["ms"]))
-        return _field(1, self._resource + _field(2, b"".join(parts)))
+            parts += (said, _place(trace_id, ids[place], above, began_us, row["start_ms"], row["ms"]))
+        return b"".join(parts)
+
+    def request(self, spans: bytes) -> bytes:
+        """The export request of any number of turns, whose spans stand one after the other."""
+        return _field(1, self._resource + _field(2, self._scope + spans))
 
     def _root(self, recorded: Recorded, rest: Sequence[Spent]) -> bytes:
         turn = recorded.turn
@@ -128,13 +135,11 @@ class SpanEncoder:
         if self._content:
             about[names.INPUT] = _message("user", turn.question)
             about[names.OUTPUT] = _message("assistant", turn.answer)
-        more = Span()
-        _fill(more.attributes, about)
         error = (turn.error or turn.status) if turn.failed else ""
-        encoded: bytes = _known_turn(turn.agent_id, turn.status, turn.durable, error) + more.SerializeToString()
-        return encoded
+        return _known_turn(turn.agent_id, turn.status, turn.durable, error) + _attributes(about)
 
 
+@lru_cache(_TEMPLATES)
 def user_name(user_id: str, how: UserIds) -> str | None:
     """What stands for a user: a name of 32 hex digits that is the same in each trace, their id, or nothing."""
     if how == "none":
@@ -142,7 +147,7 @@ def user_name(user_id: str, how: UserIds) -> str | None:
     return user_id if how == "plain" else hashlib.sha256(b"turnwise user " + user_id.encode()).hexdigest()[:32]
 
 
-def parents_of(rows: Sequence[Ended]) -> list[int | None]:
+def parents_of(rows: Sequence[LedgerRow]) -> list[int | None]:
     """For each row, by start, the place of the row around it; None for the turn.
 
     A ledger knows how many phases were open when one began, not which of them it belongs to: that is the innermost that
@@ -150,14 +155,14 @@ def parents_of(rows: Sequence[Ended]) -> list[int | None]:
     """
     parents: list[int | None] = []
     running: list[tuple[float, int, Operation | None, int]] = []
-    for place, (row, _, _) in enumerate(rows):
+    for place, row in enumerate(rows):
         start_ms, depth = row["start_ms"], row["depth"]
         end_ms = start_ms + row["ms"]
         operation = names.OPERATIONS.get(row["phase"])
         while running and running[-1][0] + _SLACK_MS < start_ms:
             running.pop()
         parent = None
-        for outer_end_ms, outer_depth, outer_operation, outer in reversed(running):
+        for outer_end_ms, outer_depth, outer_operation, outer in reversed(running) if depth else ():
             beside = operation is not None and operation.alone and outer_operation is operation
             if outer_depth < depth and outer_end_ms + _SLACK_MS >= end_ms and not beside:
                 parent = outer
@@ -167,14 +172,14 @@ def parents_of(rows: Sequence[Ended]) -> list[int | None]:
     return parents
 
 
-def uses_of(rows: Sequence[Ended], spent: Sequence[Spent], started: float) -> tuple[dict[int, Spent], list[Spent]]:
+def uses_of(rows: Sequence[LedgerRow], spent: Sequence[Spent], started: float) -> tuple[dict[int, Spent], list[Spent]]:
     """What each model call took, by the place of its row, and what belongs to no row.
 
     A call tells its tokens just before its phase ends: they are those of the first call to end after that.
     """
     calls = [
         (row["start_ms"] + row["ms"], row["start_ms"], place)
-        for place, (row, _, _) in enumerate(rows)
+        for place, row in enumerate(rows)
         if names.OPERATIONS.get(row["phase"]) is names.CHAT
     ]
     calls.sort()
@@ -207,9 +212,7 @@ def _known_turn(agent_id: str, status: str, durable: str, error: str) -> bytes:
     }
     if error:
         about[names.ERROR] = error
-    span = _span(f"{names.INVOKE_AGENT.name} {agent_id}", about, remote=False, failed=bool(error))
-    encoded: bytes = span.SerializeToString()
-    return encoded
+    return _span(f"{names.INVOKE_AGENT.name} {agent_id}", about, remote=False, failed=bool(error))
 
 
 @lru_cache(_TEMPLATES)
@@ -220,26 +223,20 @@ def _template(phase: str, model: str) -> bytes:
 
 def _with_use(phase: str, use: Spent) -> bytes:
     """The same of a model call that told its tokens."""
-    used = Span()
-    _fill(used.attributes, _used([use]))
-    return _headed(_known(phase, use.model) + used.SerializeToString())
+    return _headed(_known(phase, use.model) + _attributes(_used([use])))
 
 
 @lru_cache(_TEMPLATES)
 def _known(phase: str, model: str) -> bytes:
-    span = _row_span(Ended({"phase": phase, "depth": 0, "start_ms": 0.0, "ms": 0.0}), None, model)
-    encoded: bytes = span.SerializeToString()
-    return encoded
+    return _row_span(phase, RowMark(), None, model)
 
 
 def _headed(span: bytes) -> bytes:
     """A span as a field of its scope (2), up to its ids and times, which follow."""
-    return _head(2, len(span) + _PLACE_BYTES) + span
+    return _head(2, len(span) + _PLACE.size) + span
 
 
-def _row_span(ended: Ended, use: Spent | None, model: str) -> Span:
-    row, status, given = ended
-    phase = row["phase"]
+def _row_span(phase: str, mark: RowMark, use: Spent | None, model: str) -> bytes:
     operation = names.OPERATIONS.get(phase)
     about: dict[str, Any] = {names.LEDGER_PHASE: phase}
     if operation is not None:
@@ -248,30 +245,33 @@ def _row_span(ended: Ended, use: Spent | None, model: str) -> Span:
         about[names.MODEL] = called
     if use is not None:
         about |= _used([use])
-    about |= given
-    failed = status in ("error", "timeout")
+    about |= mark.about
+    failed = mark.status in ("error", "timeout")
     if failed:
-        about[names.ERROR] = status
+        about[names.ERROR] = mark.status
     subject = "" if operation is None else about.get(operation.subject, "")
     name = phase if operation is None else f"{operation.name} {subject}".rstrip()
     remote = phase in names.REMOTE or (operation is not None and operation.remote)
     return _span(name, about, remote=remote, failed=failed)
 
 
-def _span(name: str, about: Mapping[str, Any], *, remote: bool, failed: bool) -> Span:
+def _span(name: str, about: Mapping[str, Any], *, remote: bool, failed: bool) -> bytes:
+    """A span up to its place."""
     span = Span(name=_text(name), kind=Span.SPAN_KIND_CLIENT if remote else Span.SPAN_KIND_INTERNAL)
-    _fill(span.attributes, about)
     if failed:
         span.status.code = Status.STATUS_CODE_ERROR
         span.status.message = _text(str(about.get(names.ERROR, "")))
-    return span
+    encoded: bytes = span.SerializeToString() + _attributes(about)
+    return encoded
 
 
-def _times(began_us: int, start_ms: float, ms: float) -> bytes:
-    """Start and end in Unix time, encoded."""
+def _place(trace_id: bytes, id_: bytes, above: bytes, began_us: int, start_ms: float, ms: float) -> bytes:
+    """What each span has of its own: its ids, its start and end in Unix time, the id of the span above it."""
     start_us = began_us + int(start_ms * 1e3 + 0.5)
     end_us = start_us + int(ms * 1e3 + 0.5)
-    return _TIMES.pack(b"\x39", start_us * 1000, b"\x41", end_us * 1000)
+    return _PLACE.pack(
+        b"\x0a\x10", trace_id, b"\x12\x08", id_, b"\x39", start_us * 1000, b"\x41", end_us * 1000, b"\x22\x08", above
+    )
 
 
 def _field(number: int, message: bytes) -> bytes:
@@ -279,30 +279,43 @@ def _field(number: int, message: bytes) -> bytes:
 
 
 def _head(number: int, length: int) -> bytes:
-    """What stands before a message that is a field of another: its number, below 16, and its length in groups of seven
-    bits."""
-    head = [number << 3 | 2]
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
+    """What stands before a message that is a field of another: its number, below 16, and its length."""
+    return bytes((number << 3 | 2,)) + _varint(length)
 
 
-def _used(spent: Sequence[Spent]) -> dict[str, Any]:
+def _varint(number: int) -> bytes:
+    """A number in groups of seven bits; one below 0 as 64 bits of two's complement."""
+    if 0 <= number <= 0x7F:
+        return bytes((number,))
+    left = number & (1 << 64) - 1
+    groups = bytearray()
+    while left > 0x7F:
+        groups.append(left & 0x7F | 0x80)
+        left >>= 7
+    groups.append(left)
+    return bytes(groups)
+
+
+def _used(spent: Sequence[Spent]) -> dict[str, int | float]:
     """What model calls took; empty where none told it."""
     if not spent:
         return {}
-    used: dict[str, Any] = {
-        names.INPUT_TOKENS: sum(one.input_tokens for one in spent),
-        names.OUTPUT_TOKENS: sum(one.output_tokens for one in spent),
-    }
-    more = {
-        names.CACHED_TOKENS: sum(one.cached_tokens for one in spent),
-        names.REASONING_TOKENS: sum(one.reasoning_tokens for one in spent),
-        names.COST: float(sum(one.cost for one in spent)),
-    }
-    return used | {name: amount for name, amount in more.items() if amount}
+    read = wrote = cached = reasoned = 0
+    cost = 0.0
+    for one in spent:
+        read += one.input_tokens
+        wrote += one.output_tokens
+        cached += one.cached_tokens
+        reasoned += one.reasoning_tokens
+        cost += one.cost
+    used: dict[str, int | float] = {names.INPUT_TOKENS: read, names.OUTPUT_TOKENS: wrote}
+    if cached:
+        used[names.CACHED_TOKENS] = cached
+    if reasoned:
+        used[names.REASONING_TOKENS] = reasoned
+    if cost:
+        used[names.COST] = cost
+    return used
 
 
 def _message(role: str, text: str) -> str:
@@ -310,19 +323,39 @@ def _message(role: str, text: str) -> str:
     return dumps([{"role": role, "parts": [{"type": "text", "content": shown}]}]).decode()
 
 
-def _fill(attributes: Any, about: Mapping[str, Any]) -> None:
-    """Add attributes to a repeated field of them."""
-    for key, given in about.items():
-        one = attributes.add()
-        one.key = key
-        if isinstance(given, str):
-            one.value.string_value = _text(given)
-        elif isinstance(given, float):
-            one.value.double_value = given
-        else:
-            one.value.int_value = min(max(given, -_LARGEST), _LARGEST)
+def _attributes(about: Mapping[str, Any]) -> bytes:
+    """Attributes as fields of a span (9), whose values are texts, whole numbers or floats."""
+    return b"".join([_attribute(_key(name), given) for name, given in about.items()])
+
+
+def _attribute(key: bytes, given: str | float) -> bytes:
+    # A field (9) of a name (1) and a value (2) of its kind (1, 3, 4). Names are short, and so all lengths but those of
+    # long texts are one byte.
+    size = len(key)
+    if isinstance(given, str):
+        text = _bytes(given)
+        length = len(text)
+        if size + length < _SHORT:
+            return b"\x4a%c%b\x12%c\x0a%c%b" % (size + length + 4, key, length + 2, length, text)
+        return _field(9, key + _field(2, _field(1, text)))
+    if isinstance(given, int):
+        number = _varint(min(max(given, -_LARGEST), _LARGEST))
+        return b"\x4a%c%b\x12%c\x18%b" % (size + len(number) + 3, key, len(number) + 1, number)
+    return b"\x4a%c%b\x12\x09\x21%b" % (size + 11, key, _DOUBLE.pack(given))
+
+
+@lru_cache(_TEMPLATES)
+def _key(name: str) -> bytes:
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"{name!r} is too long for an attribute's name")
+    return _field(1, name.encode())
+
+
+def _bytes(given: str) -> bytes:
+    """In UTF-8; half of a pair, as JSON can have it, is no character, and a turn must not fail for that."""
+    return given.encode("utf-8", "replace")
 
 
 def _text(given: str) -> str:
-    """What protobuf takes: it refuses half of a pair, as JSON can have it, and a turn must not fail for that."""
-    return given if given.isascii() else given.encode("utf-8", "replace").decode()
+    """What protobuf takes."""
+    return _bytes(given).decode()

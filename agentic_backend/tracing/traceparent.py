@@ -1,8 +1,7 @@
 """The header `traceparent` of W3C Trace Context: which trace a request belongs to."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from backend_kit.kpi import current_ledger
 
@@ -15,8 +14,7 @@ _RANDOM: Final = 0x02
 """Whether the right half of the trace id is random: a flag of level 2, which is handed on."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceParent:
+class TraceParent(NamedTuple):
     """A trace and the span in it that the next ones are children of. Ids in lower-case hex, 32 and 16 digits; its text
     is the header."""
 

@@ -1,12 +1,11 @@
 """A turn that has ended, as far as its ledger does not say it."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from backend_kit.kpi import Status
 
 
-@dataclass(frozen=True, slots=True)
-class TracedTurn:
+class TracedTurn(NamedTuple):
     """`error` is the code of a failed one, else empty; `parent` the `traceparent` that its ask came with;
     `first_token_ms` counts from its arrival. `question` and `answer` leave the process only where that is asked for."""
 

@@ -244,10 +244,9 @@ class LedgerRow(TypedDict):
     call: NotRequired[int]
 
 
-class Ended(NamedTuple):
-    """A row with how its phase ended, and what is known about it beyond its name: what it was done with, by name."""
+class RowMark(NamedTuple):
+    """What a row does not say: how its phase ended, and what it was done with, by name."""
 
-    row: LedgerRow
     status: Status = "ok"
     about: Mapping[str, str] = MappingProxyType({})
 
@@ -304,7 +303,7 @@ class Ledger:
         self.dropped_rows = 0
         self._covered = 0.0
         self._timed: list[tuple[str, int, float, float]] = []
-        self._marked: dict[int, tuple[Status, Mapping[str, str]]] = {}
+        self._marked: dict[int, RowMark] = {}
         self._rows: list[LedgerRow] = []
 
     @contextmanager
@@ -332,15 +331,10 @@ class Ledger:
             self._covered += end - start
         if len(self._timed) < MAX_ROWS:
             if about is not None or status != "ok":
-                self._marked[len(self._timed)] = (status, about or {})
+                self._marked[len(self._timed)] = RowMark(status, about or {})
             self._timed.append((phase, level, start, end))
         else:
             self.dropped_rows += 1
-
-    @property
-    def kept_rows(self) -> int:
-        """How many finished phases it has."""
-        return len(self._timed)
 
     def rows(self) -> list[LedgerRow]:
         """The finished phases by start, an outer phase before those inside it. The rows are the ledger's own."""
@@ -352,11 +346,10 @@ class Ledger:
                     row["call"] = counts[name] = counts[name] + 1
         return rows
 
-    def ended(self) -> list[Ended]:
-        """`rows()` with what they do not say."""
-        rows, marked = self._built(), self._marked
-        order = sorted([(row["start_ms"], row["depth"], place) for place, row in enumerate(rows)])
-        return [Ended(rows[place], *marked[place]) if place in marked else Ended(rows[place]) for *_, place in order]
+    def marks(self) -> dict[int, RowMark]:
+        """Those of the rows that have one, by the `id` of the row."""
+        rows = self._built()
+        return {id(rows[place]): mark for place, mark in self._marked.items()}
 
     def _built(self) -> list[LedgerRow]:
         # Each row is built once for history, frame, log and verdict: building them for each cost more than the timing.

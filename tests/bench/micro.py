@@ -176,8 +176,9 @@ class Cases:
             "Georges", "session", "user", "exchange", "request", "ok", "", "spool", "mock", 12.5, None, "Hello", "Hi"
         )  # fmt: skip
         moment = Moment(TraceParent("a" * 32, "b" * 16, 1), None, 1_800_000_000_000_000_000, 425.0)
+        rows = ledger.rows()  # as the turn's report has them
         for _ in times:
-            encoder.encode(Recorded.of(turn, moment, ledger))
+            encoder.encode(Recorded.of(turn, moment, ledger, rows))
 
 
 _TRACED = (

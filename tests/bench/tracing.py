@@ -52,7 +52,7 @@ def cpu_ms_a_turn(services: Mapping[str, Service], seconds: float) -> dict[str, 
 def main() -> int:
     """Both comparisons; 1 where a bound was missed."""
     parser = argparse.ArgumentParser(description="What traces cost.")
-    parser.add_argument("--starts", type=int, default=4, help="how often the services are started (default 4)")
+    parser.add_argument("--starts", type=int, default=8, help="how often the services are started (default 8)")
     parser.add_argument("--rounds", type=int, default=6, help="rounds between two starts (default 6)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a round (default 5)")
     parser.add_argument("--slack", type=float, default=1.0, help="factor on the bounds, for noisy machines (default 1)")

@@ -63,6 +63,7 @@ class Bench:
             ExportRules("http://collector/v1/traces", **given),  # type: ignore[arg-type] # by name
             self.endpoint,
             self.metrics,
+            wrap=lambda spans: spans,
             clock=self.clock,
             sleep=self.clock.sleep,
         )

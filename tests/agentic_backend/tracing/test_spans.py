@@ -36,9 +36,9 @@ def turn(**more: Any) -> TracedTurn:
 
 def encoded(ledger: Ledger, total_ms: float = 1000.0, encoder: SpanEncoder | None = None, **more: Any) -> list[Span]:
     moment = Moment(SPAN, PARENT, ARRIVED_NS, total_ms)
-    recorded = Recorded.of(turn(**more), moment, ledger)
-    body, count = (encoder or SpanEncoder({"service.name": "us"})).encode(recorded), recorded.spans
-    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    recorded = Recorded.of(turn(**more), moment, ledger, ledger.rows())
+    encoder, count = encoder or SpanEncoder({"service.name": "us"}), recorded.spans
+    (resource,) = ExportTraceServiceRequest.FromString(encoder.request(encoder.encode(recorded))).resource_spans
     (scope,) = resource.scope_spans
     assert len(scope.spans) == count
     return list(scope.spans)
@@ -46,8 +46,8 @@ def encoded(ledger: Ledger, total_ms: float = 1000.0, encoder: SpanEncoder | Non
 
 def tree(ledger: Ledger) -> list[tuple[str, str]]:
     """Each row with the one above it."""
-    rows = ledger.ended()
-    called = [ended.row["phase"] for ended in rows]
+    rows = ledger.rows()
+    called = [row["phase"] for row in rows]
     return [
         (name, "" if above is None else called[above]) for name, above in zip(called, parents_of(rows), strict=True)
     ]
@@ -166,10 +166,29 @@ def test_users_are_named_as_asked_for() -> None:
     assert "ann" not in hashed
 
 
-def test_requests_one_after_the_other_are_one(ledger: Ledger) -> None:
+def test_turns_of_one_request_stand_under_one_resource(ledger: Ledger) -> None:
     encoder = SpanEncoder({"service.name": "us"})
-    body = encoder.encode(Recorded.of(turn(), Moment(SPAN, None, ARRIVED_NS, 1.0), ledger))
-    assert len(ExportTraceServiceRequest.FromString(body + body).resource_spans) == 2
+    spans = encoder.encode(Recorded.of(turn(), Moment(SPAN, None, ARRIVED_NS, 1.0), ledger, ()))
+    (resource,) = ExportTraceServiceRequest.FromString(encoder.request(spans + spans)).resource_spans
+    assert [(one.key, one.value.string_value) for one in resource.resource.attributes] == [("service.name", "us")]
+    (scope,) = resource.scope_spans
+    assert [span.parent_span_id for span in scope.spans] == [b"", b""]
+    assert (scope.scope.name, resource.schema_url, scope.schema_url) == (
+        names.SCOPE,
+        names.SCHEMA_URL,
+        names.SCHEMA_URL,
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, (1 << 63) - 1, -1, -(1 << 70)])
+@pytest.mark.parametrize("text", ["", "a" * 70, "\u00e9" * 60, "a" * 20_000])
+def test_texts_and_numbers_of_any_size_arrive(ledger: Ledger, text: str, number: int) -> None:
+    ledger.add("llm_invoke", 100.2, 100.4, 0)
+    ledger.spent.append(Spent(100.3, "small", number, 1, 0.125))
+    root, call = encoded(ledger, session_id=text)
+    assert about(root)[names.CONVERSATION] == text
+    assert about(call)[names.INPUT_TOKENS] == max(number, 1 - (1 << 63))
+    assert about(call)[names.COST] == 0.125
 
 
 def test_what_a_model_says_of_itself_cannot_make_a_turn_fail(ledger: Ledger) -> None:
@@ -179,3 +198,9 @@ def test_what_a_model_says_of_itself_cannot_make_a_turn_fail(ledger: Ledger) -> 
     _, tool, call = encoded(ledger, model="half \ud83d", error="half \ud83d", status="error")
     assert (tool.name, call.name) == ("execute_tool half ?", "chat half ?")
     assert about(call)[names.INPUT_TOKENS] == (1 << 63) - 1
+
+
+def test_a_name_whose_length_takes_two_bytes_is_refused(ledger: Ledger) -> None:
+    ledger.add("tool_call", 100.1, 100.2, 0, "ok", {"a" * 65: "b"})
+    with pytest.raises(ValueError, match="too long"):
+        encoded(ledger)

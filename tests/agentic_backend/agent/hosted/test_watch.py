@@ -28,5 +28,5 @@ async def test_tokens_are_those_of_the_call_that_used_them() -> None:
             use = UsageMetadata(input_tokens=tokens, output_tokens=1, total_tokens=tokens + 1)
             message = AIMessage("yes", usage_metadata=use)
             watch.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message)]]), run_id=call)
-    uses, rest = uses_of(ledger.ended(), ledger.spent, ledger.started)
+    uses, rest = uses_of(ledger.rows(), ledger.spent, ledger.started)
     assert ({place: use.input_tokens for place, use in uses.items()}, rest) == ({0: 100, 1: 7}, [])
