@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import psycopg
@@ -42,9 +42,7 @@ _COLLECTED = re.compile(r"collected in (\d+\.\d+) s")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STALLS_S = 0.1
 _AT_ONCE_S = 0.06
-"""A search is sooner at the embedder's relay if no other is under way, and a twentieth of how long one takes there."""
-_PINGS_OFF_S = 0.02
-"""What the length of a stall differs by from the longest wait of a ping for its answer."""
+"""A search is sooner at the embedder's relay if no other is under way, and an embedding takes 1.5 s."""
 _PING = ";"
 _NEW = ("LOGIN", "select pg_catalog.version()", "select current_schema()", "show ", "SHOW ")
 """What begins a connection: a part of the wait for it."""
@@ -202,12 +200,12 @@ def collections_in(output: str) -> list[float]:
     return [float(seconds) for seconds in _COLLECTED.findall(window)]
 
 
-def stalls_in(pings: Sequence[tuple[float, float, float]], least_s: float = _STALLS_S) -> list[tuple[float, float]]:
-    """Each time that pings went unanswered for so long: since when, and until when. What the pinging process was itself
+def stalls_in(pings: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """Each time that pings went unanswered for 100 ms: since when, and until when. What the pinging process was itself
     late with is taken off."""
     found: list[tuple[float, float]] = []
     for due, late_s, own_s in sorted(pings):
-        if late_s - own_s > least_s and not (found and due < found[-1][1]):
+        if late_s - own_s > _STALLS_S and not (found and due < found[-1][1]):
             found.append((due, due + late_s))
     return found
 
@@ -708,28 +706,26 @@ def _search(evidence: Evidence) -> Iterator[Row]:
     key = f"{_phase('embed_query')}|status=cancelled"
     yield Row(key, "count", line_of(told, key, "count") or 0, len(good) - len(whole), source)
     arrivals = [*((one["asked"], embed) for one, embed in embedded), *_uploaded(evidence, embeds)]
-    waits, off_s = queued(embeds, arrivals)
+    waits = queued(embeds, arrivals)
     line = told.get("embed_queue", {})
     yield Row("embed_queue", "count", line.get("count"), texts, "relay before the embedder")
     source = f"{source}, where others were under way, less what it takes where none is"
     wait_ms = sum(waits) * 1e3 / texts if texts else None
-    why = f"the way there differs by {off_s * 1e3:.0f} ms from search to search (standard deviation)"
-    yield Row("embed_queue", "avg", line.get("avg"), wait_ms, source, within=off_s * 1e3, reason=why)
+    yield Row("embed_queue", "avg", line.get("avg"), wait_ms, source)
 
 
-def queued(embeds: Sequence[Record], asked: Sequence[tuple[float, Record]]) -> tuple[list[float], float]:
-    """How long requests to an embedder waited that takes one at a time, each by when it was asked for, and the standard
-    deviation of the way there. One during whose way no other ended did not wait, nor one that was there at once; what
-    the latter took on average is the way of all."""
+def queued(embeds: Sequence[Record], asked: Sequence[tuple[float, Record]]) -> list[float]:
+    """How long requests to an embedder waited that takes one at a time, each by when it was asked for. One during whose
+    way no other ended did not wait, nor one that was there at once; what the latter took on average is the way of
+    all."""
     took = [(at, embed["begun"], embed["begun"] - at) for at, embed in asked]
     ways = [seconds for *_, seconds in took if seconds < _AT_ONCE_S]
     way_s = fmean(ways) if ways else 0.0
     ends = [one["ended"] for one in embeds]
-    waits = [
+    return [
         seconds - way_s if seconds >= _AT_ONCE_S and any(at < end <= begun for end in ends) else 0.0
         for at, begun, seconds in took
     ]
-    return waits, pstdev(ways) if ways else 0.0
 
 
 def _uploaded(evidence: Evidence, embeds: Sequence[Record]) -> Iterator[tuple[float, Record]]:
@@ -789,11 +785,7 @@ def _loop(evidence: Evidence) -> Iterator[Row]:
     yield Row("event_loop_lag_ms", "avg", line_of(told, "event_loop_lag_ms", "avg"), seen, source)
     yield Row("event_loop_lag_ms", "max", line_of(told, "event_loop_lag_ms", "max"), max(late), source)
     stalls = len(evidence.stalls)
-    sure, any_at_all = (len(stalls_in(evidence.pings, _STALLS_S + by_s)) for by_s in (_PINGS_OFF_S, -_PINGS_OFF_S))
-    close = any_at_all - sure
-    why = f"{close} of 80 to 120 ms: pings come each 10 ms, and are on their way themselves" if close else ""
-    told_stalls = _count(told, "event_loop_stall")
-    yield Row("event_loop_stall", "count", told_stalls, stalls, "pings from outside", within=close, reason=why)
+    yield Row("event_loop_stall", "count", _count(told, "event_loop_stall"), stalls, "pings from outside")
     busy = line_of(told, "event_loop_busy_pct", "avg")
     yield Row("event_loop_busy_pct", "avg", busy, process.loop_pct, "/proc: schedstat of the first thread")
 
