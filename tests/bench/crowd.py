@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import time
 from collections import Counter
@@ -24,13 +25,15 @@ _WHO = {"Authorization": "Bearer local"}
 
 @dataclass(slots=True)
 class Crowd:
-    """How many at once, for how long, whom they ask and what. `bytes_per_s`: how fast each reads; 0 = at once."""
+    """How many at once, for how long, whom they ask and what. `bytes_per_s`: how fast each reads; 0 = at once. Before
+    it asks, each waits for any time up to `think_s`."""
 
     clients: int
     seconds: float
     agent: str = "Georges"
     questions: Sequence[str] = ("Hello",)
     bytes_per_s: float = 0.0
+    think_s: float = 0.0
     refused: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     latencies_s: list[float] = field(default_factory=list)
@@ -46,6 +49,7 @@ class Crowd:
 
     async def _client(self, http: aiohttp.ClientSession, port: int, number: int, until: float) -> None:
         asked = 0
+        thinks = random.Random(number)  # noqa: S311 - pauses
         while time.perf_counter() < until:
             try:
                 session_id = await self._session(http)
@@ -55,6 +59,8 @@ class Crowd:
                     while time.perf_counter() < until:
                         question = self.questions[(number + asked * self.clients) % len(self.questions)]
                         asked += 1
+                        if self.think_s:
+                            await asyncio.sleep(thinks.uniform(0.0, self.think_s))
                         await self._turn(peer, session_id, question)
             except (WebSocketException, OSError, aiohttp.ClientError) as failure:  # TimeoutError is an OSError
                 self.failures[f"{type(failure).__name__}: {failure}"] += 1
