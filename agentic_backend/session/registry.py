@@ -512,13 +512,16 @@ class TurnRegistry:
         return True
 
     async def _expect_same_elsewhere(self, turn: Turn) -> None:
-        """Raise what an ask deserves whose exchange another instance runs, if that was asked something else."""
+        """Raise what an ask deserves whose exchange another instance runs, if that was asked something else. Any answer
+        of a person is: another one let it go on, whether or not that run has ended since."""
         elsewhere, ask = self._runner.elsewhere, turn.ask
         if elsewhere is None or turn.cut is not None:
             return
+        if ask.human is not None:
+            raise NotAwaiting
         cut = await elsewhere.find(ask.exchange_id, ask.user_id)
-        if cut is not None and (ask.human is not None or not _same(ask_of(cut), ask)):
-            raise _conflict_with(ask_of(cut), ask)
+        if cut is not None and not _same(ask_of(cut), ask):
+            raise Conflict
 
     async def _hand_over(self, turn: Turn) -> None:
         """Have another instance go on with a turn. Who stops it meanwhile is heard by its mirror, which finds it

@@ -580,6 +580,14 @@ async def test_a_question_that_was_answered_elsewhere_is_not_asked_again(table, 
         assert (await ended(turn)).messages == final.messages
 
 
+async def test_an_answer_that_comes_second_is_not_told_what_became_of_the_first(table, tasks):
+    (_, other), _ = await waiting_at_a(table, tasks)
+    table.asked, others = "ask", other.registry._runner.elsewhere
+    others.has = True  # its run went on elsewhere, and has ended since
+    refused = await ended(other.ask("ask", "", human=HumanAnswer({"choice_id": "yes"})))
+    assert (refused.code, refused.refused, others.mirrored) == (Code.NOT_AWAITING, True, [])
+
+
 async def test_a_stop_reaches_a_turn_that_a_person_let_continue_elsewhere(table, tasks):
     (one, _), _ = await waiting_at_a(table, tasks)
     others = one.registry._runner.elsewhere
