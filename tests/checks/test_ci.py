@@ -20,6 +20,7 @@ STAGES = (
     *("programs", "environment", "check", "fuzz", "mutants", "wheel-test", "bench-short", "bench-micro"),
     *("bench-turn", "chaos", "test-proxy", "test"),
 )
+ROW = re.compile(r"^(\S+) +\d+ s +\d+ s CPU$", re.MULTILINE)
 BESIDE = {"check": "wheel-test", "fuzz": "wheel-test", "mutants": "wheel-test"}
 """What has begun before a stage, and is in the table after it."""
 
@@ -58,7 +59,7 @@ def ci(
 def test_each_stage_runs_once_and_is_in_the_table(tmp_path: Path) -> None:
     done, calls = ci(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES
+    assert tuple(ROW.findall(done.stdout)) == STAGES
     assert re.search(r"^total +\d+ s  within the bound of 1800 s\n\Z", done.stdout, re.MULTILINE)
     assert sorted(call.split()[1] for call in calls) == sorted(["sync", *STAGES[2:]])
 
@@ -68,7 +69,7 @@ def test_what_fails_is_named_ends_the_run_and_is_not_tried_again(tmp_path: Path,
     done, calls = ci(tmp_path, fails=fails)
     assert done.returncode == 7
     assert re.search(rf"^{fails} +\d+ s  FAILED \(7\)\ntotal ", done.stdout, re.MULTILINE)
-    assert tuple(re.findall(r"^(\S+) +\d+ s$", done.stdout, re.MULTILINE)) == STAGES[: STAGES.index(fails)]
+    assert tuple(ROW.findall(done.stdout)) == STAGES[: STAGES.index(fails)]
     # What was begun beside it may have been ended before it said so.
     said = [name for name in (call.split()[1] for call in calls) if name != BESIDE.get(fails)]
     assert sorted(said) == sorted(["sync", *STAGES[2 : STAGES.index(fails) + 1]])

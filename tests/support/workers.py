@@ -78,8 +78,8 @@ LONG_FIRST = (
 
 
 def worker_count(cores: int, free_bytes: float) -> int:
-    """Two for each core, since a test mostly waits for its servers; fewer where memory is short."""
-    return max(1, min(2 * cores, int(free_bytes / WORKER_BYTES)))
+    """Two for each core and one more, since a test mostly waits for its servers; fewer where memory is short."""
+    return max(1, min(2 * cores + 1, int(free_bytes / WORKER_BYTES)))
 
 
 def scope_of(nodeid: str) -> str:
