@@ -216,11 +216,13 @@ def said_in_history(history):
 
 
 async def until_answered(service, session_id, text):
-    """History, once its last message says this."""
+    """History, once its last message says this; another instance may know of nothing yet."""
     async with asyncio.timeout(PATIENCE_S):
-        while told((history := await service.history(session_id))[-1]) != ("final", text):  # noqa: ASYNC110 - history is asked
+        while True:
+            history = await service.history(session_id)
+            if history and told(history[-1]) == ("final", text):
+                return history
             await asyncio.sleep(0.05)
-        return history
 
 
 async def thanked(service, session_id, agent="Tools"):
