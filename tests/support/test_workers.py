@@ -8,7 +8,7 @@ import pytest
 from tests.support.workers import LONG_FIRST, SHARED, FileScheduling, by_length, scope_of, worker_count
 
 
-def test_two_workers_a_core_unless_memory_is_short() -> None:
+def test_two_workers_a_core_and_one_more_unless_memory_is_short() -> None:
     assert worker_count(2, 16e9) == 5
     assert worker_count(8, 16e9) == 13
     assert worker_count(2, 1e8) == 1
