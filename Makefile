@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-langgraph bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ bench-strangers: ## what 200 slow readers and 5,000 idle sockets cost the others
 bench-doors: ## CPU of a turn through each door beside the native WebSocket; ARGS=--short for one round
 	@$(PYTHON) -m tests.bench.doors $(ARGS)
 
+bench-langgraph: ## runs of LangGraph's API beside `langgraph dev`, on the same graph; ten minutes; ARGS=--short for two
+	@$(PYTHON) -m tests.bench.langgraph $(ARGS)
+
 bench-scale: ## what bounds 1 to 1,000 workers, computed from measured parts, in two minutes; ARGS=--twice compares two runs
 	@$(PYTHON) -m tests.bench.scale $(ARGS)
 
@@ -133,5 +136,6 @@ fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--sec
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf tests/agui/node_modules tests/agui/build tests/page/node_modules tests/page/build
+	rm -rf tests/langgraph/node_modules tests/langgraph/build
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

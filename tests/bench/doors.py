@@ -210,6 +210,28 @@ class AgUiClient(NamedClient):
         return str(event["delta"]) if event["type"] == "TEXT_MESSAGE_CONTENT" else ""
 
 
+class LangGraphClient(HttpClient):
+    """Runs of LangGraph's API on a thread."""
+
+    mark = b"event: messages"
+    proof = "event: end"
+
+    def request(self, question: str) -> tuple[str, dict[str, str], dict[str, Any]]:
+        body = {"assistant_id": self._target.agent, "input": {"messages": [{"role": "user", "content": question}]}}
+        return f"/threads/{self.session_id}/runs/stream", {}, {**body, "stream_mode": ["messages-tuple"]}
+
+    async def _new_session(self) -> str:
+        url = f"http://127.0.0.1:{self._target.port}/threads"
+        async with self._http.post(url, json={}, headers=HEADERS, raise_for_status=True) as made:
+            return str((await made.json())["thread_id"])
+
+    def text_of(self, event: Any) -> str:
+        if not isinstance(event, list):
+            return ""
+        said = event[0]
+        return str(said["content"]) if said["type"] == "AIMessageChunk" else ""
+
+
 class McpClient(HttpClient):
     """MCP of 2026-07-28, told of progress."""
 
@@ -237,6 +259,7 @@ DOORS: dict[str, type[HttpClient] | None] = {
     "chat": ChatClient,
     "responses": ResponsesClient,
     "agui": AgUiClient,
+    "langgraph": LangGraphClient,
     "mcp": McpClient,
 }
 """By the names of the table; None: a WebSocket."""

@@ -44,6 +44,7 @@ TARGETS = (
         "bench-memory",
         "bench-strangers",
         "bench-doors",
+        "bench-langgraph",
         "bench-scale",
         "bench-tracing",
         "bench-truth",

@@ -26,6 +26,7 @@ _PROTOCOLS = {
     "native": ("-protocol=ws", "-native"),
     "sse": ("-protocol=sse", "-native=false"),
     "openai": ("-protocol=openai", "-native=false"),
+    "langgraph": ("-protocol=langgraph", "-native=false"),
 }
 _VARIED = ("protocol", "deflate", "connection", "agent", "search-policy", "search-rag-scope", "include-session-scope",
            "include-corpus-scope", "clients", "message")  # fmt: skip
@@ -173,8 +174,8 @@ def _flags() -> Flags:
     flags.group("the combinations", "-vary protocol=native,sse -vary search-policy=hybrid,strict -agent Rico -rounds 5")
     flags.many(
         "vary", _parse_varied,
-        f"one choice and its values, may be given again: {', '.join(_VARIED)} (compatible, native, sse and openai are "
-        "the protocols, and are varied where nothing is given; connection is kept or new for each turn)",
+        f"one choice and its values, may be given again: {', '.join(_VARIED)} (compatible, native, sse, openai and "
+        "langgraph are the protocols, and are varied where nothing is given; connection is kept or new for each turn)",
         "protocol=native,sse",
     )  # fmt: skip
     flags.value("rounds", 3, int, "how often each combination is measured", "5")

@@ -14,7 +14,7 @@ from ws_bench.errors import UsageError
 
 _DOOR_PATHS = ("/chatbot/query/ws-baseline", "/chatbot/query/ws", "/chatbot/query/stream")
 _COMPLETIONS_PATH = "/v1/chat/completions"
-PROTOCOLS = ("ws", "sse", "openai")
+PROTOCOLS = ("ws", "sse", "openai", "langgraph")
 _HTTP = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 _MAX_CLIENTS = 20_000
 _MAX_WORKERS = 64
@@ -48,7 +48,9 @@ class RunConfig:
     debug_events: bool
     read_limit_bytes: int
     protocol: str
-    """`ws`, `sse` or `openai`; `url` is the address of that door."""
+    """`ws`, `sse`, `openai` or `langgraph`; `url` is the address of that door, of the last one its base."""
+    stream_mode: tuple[str, ...]
+    """Of a run of LangGraph's API."""
     native: bool
     deflate: bool
     runtime_context: dict[str, object]
@@ -97,6 +99,11 @@ class RunConfig:
         query = [(key, "***" if key == "token" else value) for key, value in parse_qsl(parts.query)]
         return urlunsplit(parts._replace(query=urlencode(query, safe="*")))
 
+    @property
+    def threads_url(self) -> str:
+        """Where the sessions of LangGraph's API are."""
+        return f"{self.url.rstrip('/')}/threads"
+
     def rest_url(self, path: str) -> str:
         """An address below the base path of the service. Raises `UsageError` where the base path is not known."""
         known = urlsplit(self.session_url or self.url)
@@ -132,7 +139,7 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
     clients = min(values.clients, requests) if total_mode else values.clients
     return RunConfig(
         url=door_url(parts, values.protocol),
-        session_url=values.session_url or session_url_of(parts, needed=values.create_session and not values.session),
+        session_url=values.session_url or session_url_of(parts, needed=_needs_sessions(values)),
         token=_token(values, parts, environment),
         token_in_query=values.token_in_query,
         agent=values.agent,
@@ -154,6 +161,7 @@ def config_of(values: argparse.Namespace, environ: Mapping[str, str] | None = No
         debug_events=values.debug_events,
         read_limit_bytes=values.read_limit_bytes,
         protocol=values.protocol,
+        stream_mode=values.stream_mode,
         native=values.native,
         deflate=values.deflate,
         runtime_context=_runtime_context(values),
@@ -184,8 +192,8 @@ def door_url(parts: SplitResult, protocol: str) -> str:
     """The address of a protocol's door: the one that is given, or the one beside a chat socket."""
     if protocol == "ws" or parts.scheme in {"http", "https"}:
         return urlunsplit(parts)
-    path = _COMPLETIONS_PATH
-    if protocol == "sse":
+    path = {"openai": _COMPLETIONS_PATH, "langgraph": ""}.get(protocol)
+    if path is None:
         head, _, _ = parts.path.partition("/chatbot/query/")
         path = f"{head}/chatbot/query/stream"
     return urlunsplit((_HTTP[parts.scheme], parts.netloc, path, "", ""))
@@ -193,7 +201,7 @@ def door_url(parts: SplitResult, protocol: str) -> str:
 
 def spoken(config: Mapping[str, Any]) -> str:
     """The name of what a run spoke, from `config_as_json`."""
-    doors = {"sse": "turnwise.v1, event stream", "openai": "OpenAI chat completions"}
+    doors = {"sse": "turnwise.v1, event stream", "openai": "OpenAI chat completions", "langgraph": "LangGraph runs"}
     socket = "turnwise.v1" if config["native"] else "compatible"
     deflated = ", deflate" if config.get("deflate") else ""
     return doors.get(config.get("protocol", "ws"), socket + deflated)
@@ -227,11 +235,18 @@ def _check_protocol(values: argparse.Namespace) -> None:
         raise UsageError(f"-protocol must be one of {', '.join(PROTOCOLS)}")
     if values.protocol != "ws" and (values.native or values.deflate or values.token_in_query):
         raise UsageError("-native, -deflate and -token-in-query are for -protocol ws")
-    if values.protocol == "openai":
+    if values.protocol in {"openai", "langgraph"}:
         if _runtime_context(values):
-            raise UsageError("a chat completion has no runtime_context, so no -search-…, -document-… or -include-…")
-        if values.prepare_sessions or values.verify_history:
-            raise UsageError("-prepare-sessions and -verify-history are not for -protocol openai")
+            raise UsageError("only ws and sse have a runtime_context, so no -search-…, -document-… or -include-…")
+        if values.verify_history:
+            raise UsageError(f"-verify-history is not for -protocol {values.protocol}")
+    if values.protocol == "openai" and values.prepare_sessions:
+        raise UsageError("-prepare-sessions is not for -protocol openai, whose service makes the sessions")
+
+
+def _needs_sessions(values: argparse.Namespace) -> bool:
+    """Whether the run makes sessions over REST; threads are made at the door."""
+    return bool(values.create_session and not values.session and values.protocol != "langgraph")
 
 
 def _door_parts(url: str, protocol: str) -> SplitResult:
@@ -276,6 +291,7 @@ def config_as_json(config: RunConfig) -> dict[str, object]:
         "mode": config.mode,
         "protocol": config.protocol,
         "native": config.native,
+        "stream_mode": list(config.stream_mode),
         "deflate": config.deflate,
         "clients": config.clients,
         "requests_per_client": config.requests_per_client,

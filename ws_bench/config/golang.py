@@ -132,6 +132,8 @@ class Flags:
     def __init__(self, prog: str, description: str) -> None:
         self.parser = Parser(prog=prog, allow_abbrev=False, description=description)
         self.value_flags: set[str] = set()
+        self._others: set[str] = set()
+        """Other names of flags that take a value."""
         self.program = prog
         """Whose command lines the examples of the groups from here on are."""
         self._groups: list[tuple[str, str, list[_Described]]] = []
@@ -142,12 +144,22 @@ class Flags:
         self.parser.written = self._help
 
     def value(
-        self, name: str, default: object, kind: Callable[[str], object], help_text: str, like: str = "VALUE"
+        self,
+        name: str,
+        default: object,
+        kind: Callable[[str], object],
+        help_text: str,
+        like: str = "VALUE",
+        *,
+        also: tuple[str, ...] = (),
     ) -> None:
-        """A flag that needs a value, given as `-name value` or `-name=value`; `like` is one."""
+        """A flag that needs a value, given as `-name value` or `-name=value`; `like` is one, `also` its other names."""
         self._add(name, like, help_text, kind)
         self.value_flags.add(name)
-        self.parser.add_argument(f"--{name}", default=default, type=_converter(kind), help=help_text, metavar="VALUE")
+        self._others.update(also)
+        names = [f"--{one}" for one in (*also, name)]
+        convert, dest = _converter(kind), name.replace("-", "_")
+        self.parser.add_argument(*names, dest=dest, default=default, type=convert, help=help_text, metavar="VALUE")
 
     def many(self, name: str, kind: Callable[[str], object], help_text: str, like: str = "VALUE") -> None:
         """A flag with a value that may be given several times."""
@@ -159,7 +171,7 @@ class Flags:
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The values of a command line. Raises `UsageError`; `-h` prints the help and raises SystemExit(0)."""
-        return self.parser.parse_args(join_go_flags(argv, frozenset(self.value_flags)))
+        return self.parser.parse_args(join_go_flags(argv, frozenset(self.value_flags | self._others)))
 
     def switch(self, name: str, help_text: str, *, default: bool = False) -> None:
         """A boolean: `-name` alone means true; `-name=false` as in Go, and `-name false`, which Go misreads."""

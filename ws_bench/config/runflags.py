@@ -45,7 +45,14 @@ def _target_flags(flags: Flags) -> None:
     flags.group("the service", f"-url {DEFAULT_URL} -token tw-key -protocol sse")
     flags.value("url", DEFAULT_URL, str.strip, "the service's chat socket (with another -protocol its door, or this)",
                 "ws://host:8000/agentic/v1/chatbot/query/ws")  # fmt: skip
-    flags.value("protocol", "ws", str.strip, "ws: the chat socket; sse: event streams; openai: chat completions", "sse")
+    flags.value(
+        "protocol", "ws", str.strip,
+        "ws: the chat socket; sse: event streams; openai: chat completions; langgraph: runs of the Agent Server API "
+        "(-engine is the same)",
+        "sse", also=("engine",),
+    )  # fmt: skip
+    flags.value("stream-mode", ("messages-tuple",), _modes, "langgraph: the stream modes of a run, comma between",
+                "messages-tuple,values")  # fmt: skip
     flags.switch("native", f"ws: speak {NATIVE_SUBPROTOCOL}: first token and gaps are those of deltas")
     flags.switch("deflate", "ws: offer per-message compression, and refuse a service that does not take it")
     flags.value("token", "", str.strip, "bearer token (or env AGENTIC_TOKEN, else fake-token)", "tw-key")
@@ -227,6 +234,13 @@ def _urls(text: str) -> tuple[str, ...]:
     if not all(url.startswith(("http://", "https://")) for url in urls):
         raise UsageError("needs http:// or https:// addresses")
     return urls
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    modes = tuple(_csv(text))
+    if "messages-tuple" not in modes:
+        raise UsageError("needs messages-tuple: without it no token is seen")
+    return modes
 
 
 def _csv(text: str) -> list[str]:

@@ -6,9 +6,10 @@ from typing import Protocol
 from ws_bench.config.flags import RunConfig
 from ws_bench.config.runflags import NATIVE_SUBPROTOCOL
 from ws_bench.load.client import Connector, WebsocketsConnector
-from ws_bench.load.streams import StreamConnector
+from ws_bench.load.streams import RunConnector, StreamConnector
 from ws_bench.record.chat_stream import ChatTurn
-from ws_bench.record.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, completion_frame
+from ws_bench.record.dialects import CompatibleTurn, NativeTurn, TurnReader, ask_frame, completion_frame, run_frame
+from ws_bench.record.run_stream import RunTurn
 
 _KEPT_EXCHANGES = 10
 
@@ -24,13 +25,15 @@ class Speaker(Protocol):
 
 
 class _Agent:
-    """Asks of the service's own protocols, over a socket or for an event stream."""
+    """Asks a service that has the session: in its own protocols, or for a run of LangGraph's API."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
 
     def ask(self, session_id: str, exchange_id: str, message: str, /) -> tuple[str, TurnReader]:
         config = self._config
+        if config.protocol == "langgraph":
+            return run_frame(session_id, config.agent, message, config.stream_mode), RunTurn()
         frame = ask_frame(session_id, exchange_id, message, config.agent, config.runtime_context)
         native = config.native or config.protocol == "sse"
         return frame, NativeTurn(exchange_id) if native else CompatibleTurn(session_id, exchange_id)
@@ -71,4 +74,5 @@ def connector_of(config: RunConfig) -> Connector:
             deflate=config.deflate,
         )
     headers, size = config.auth_headers, config.read_limit_bytes
-    return StreamConnector(config.dial_url, headers, max_size=size, insecure=config.insecure)
+    connects = RunConnector if config.protocol == "langgraph" else StreamConnector
+    return connects(config.dial_url, headers, max_size=size, insecure=config.insecure)

@@ -1,7 +1,7 @@
 """The run's sessions over REST, and bounded work on many of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -29,10 +29,11 @@ async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], *
 
 
 class SessionApi:
-    """Client of `/chatbot/session`. Enter it before use; counts what it created, deleted and left behind."""
+    """Client of `/chatbot/session` or `/threads`. Enter it before use; counts what it created, deleted, left behind."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._url = config.threads_url if config.protocol == "langgraph" else config.session_url
         self._http: aiohttp.ClientSession | None = None
         self.created = 0
         self.deleted = 0
@@ -54,9 +55,13 @@ class SessionApi:
 
     async def create(self) -> str:
         """Create a session and return its id. Raises `SessionCallFailed`; the caller sets the deadline."""
-        body = {"agent_id": self._config.agent, "title": self._config.session_title}
-        status, payload = await self._call("POST", self._config.session_url, body)
-        session_id = payload.get("id") if isinstance(payload, dict) else None
+        config = self._config
+        body: dict[str, object] = {"agent_id": config.agent, "title": config.session_title}
+        key = "id"
+        if config.protocol == "langgraph":
+            body, key = {"metadata": {"title": config.session_title}}, "thread_id"
+        status, payload = await self._call("POST", self._url, body)
+        session_id = payload.get(key) if isinstance(payload, dict) else None
         if status >= 300 or not isinstance(session_id, str) or not session_id:
             why = "no session id in the answer" if status < 300 else refusal_text(payload)
             raise SessionCallFailed(f"session_create_{status}", why)
@@ -67,7 +72,7 @@ class SessionApi:
         """Delete one session within the turn deadline. A failure is not raised but kept in `delete_failures`."""
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}"
+                url = f"{self._url.rstrip('/')}/{quote(session_id, safe='')}"
                 status, payload = await self._call("DELETE", url, None)
         except SessionCallFailed as failure:
             self.delete_failures.append(str(failure))
@@ -81,13 +86,13 @@ class SessionApi:
 
     async def history(self, session_id: str) -> list[dict[str, Any]]:
         """The messages of a session. Raises `SessionCallFailed`; the caller sets the deadline."""
-        url = f"{self._config.session_url.rstrip('/')}/{quote(session_id, safe='')}/history"
+        url = f"{self._url.rstrip('/')}/{quote(session_id, safe='')}/history"
         status, payload = await self._call("GET", url, None)
         if status >= 300 or not isinstance(payload, list):
             raise SessionCallFailed(f"history_{status}", refusal_text(payload))
         return [message for message in payload if isinstance(message, dict)]
 
-    async def _call(self, method: str, url: str, body: dict[str, str] | None) -> tuple[int, object]:
+    async def _call(self, method: str, url: str, body: Mapping[str, object] | None) -> tuple[int, object]:
         if self._http is None:
             raise RuntimeError("SessionApi is used before it is entered")
         try:

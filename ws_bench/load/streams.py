@@ -33,7 +33,18 @@ class StreamConnector:
         connector = aiohttp.TCPConnector(limit=1, ssl=not self._insecure, keepalive_timeout=KEPT_S)
         timeout = aiohttp.ClientTimeout(total=None)
         http = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout)
-        return _EventStream(http, self._url, self._max_size)
+        return self._stream(http, self._url, self._max_size)
+
+    def _stream(self, http: aiohttp.ClientSession, url: str, max_size: int) -> ClientSocket:
+        return _EventStream(http, url, max_size)
+
+
+class RunConnector(StreamConnector):
+    """The same for runs of LangGraph's API: an ask begins with a line that has its path below the URL, and a frame is
+    an event with its name, `{"event", "data"}`."""
+
+    def _stream(self, http: aiohttp.ClientSession, url: str, max_size: int) -> ClientSocket:
+        return _RunStream(http, url.rstrip("/"), max_size)
 
 
 class _EventStream:
@@ -54,7 +65,8 @@ class _EventStream:
     async def send(self, text: str) -> None:
         await self._end_answer()
         try:
-            answer = await self._http.post(self._url, data=text.encode(), allow_redirects=False)
+            url, body = self._addressed(text)
+            answer = await self._http.post(url, data=body.encode(), allow_redirects=False)
             if answer.status != 200:
                 raise _refusal(answer.status, await answer.read())
         except aiohttp.ClientError as failure:
@@ -89,6 +101,10 @@ class _EventStream:
             self._answer.close()
             self._answer = None
 
+    def _addressed(self, text: str) -> tuple[str, str]:
+        """Where an ask goes, and its body."""
+        return self._url, text
+
     async def _end_answer(self) -> None:
         """Read the answer to its end, so that its connection can be used again; what still comes is late."""
         try:
@@ -110,6 +126,7 @@ class _EventStream:
             raise TurnBroken("stream_cut", type(failure).__name__) from failure
         if not chunk:
             self._answer = None
+            self._ended()
             return
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
@@ -124,6 +141,39 @@ class _EventStream:
         elif not line and self._data:
             self._events.append(b"\n".join(self._data))
             self._data = []
+
+    def _ended(self) -> None:
+        """The answer came to its end, as its framing says: one that is cut never does."""
+
+
+class _RunStream(_EventStream):
+    """A `ClientSocket` whose frames are named events. Where no event says the end, the end of the answer does."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, max_size: int) -> None:
+        super().__init__(http, url, max_size)
+        self._name = b""
+        self._over = True
+
+    def _addressed(self, text: str) -> tuple[str, str]:
+        path, _, body = text.partition("\n")
+        self._name, self._over = b"", False
+        return self._url + path, body
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"event:"):
+            self._name = line[6:].strip()
+        elif not line and self._data:
+            data = b"\n".join(self._data)
+            self._events.append(b'{"event":"%s","data":%s}' % (self._name, data))
+            self._over = self._over or self._name == b"end"
+            self._name, self._data = b"", []
+        else:
+            super()._take(line)
+
+    def _ended(self) -> None:
+        if not self._over:
+            self._over = True
+            self._events.append(b'{"event":"end","data":null}')
 
 
 def http_failure(failure: aiohttp.ClientError) -> TurnBroken:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from backend_kit.wire import InvalidJson, dumps, loads
 from ws_bench.errors import TurnBroken
@@ -64,6 +65,23 @@ def completion_frame(session_name: str, agent: str, messages: Sequence[Mapping[s
     if session_name:
         body["metadata"] = {"session_id": session_name}
     return dumps(body).decode()
+
+
+def run_frame(thread_id: str, agent: str, message: str, stream_mode: Sequence[str]) -> str:
+    """A streamed run of LangGraph's API: the path of the request, and in the next line its body.
+
+    Without a thread nothing is kept of it. A thread that is busy refuses: a client asks one thing after the other.
+    """
+    place = f"/threads/{quote(thread_id, safe='')}" if thread_id else ""
+    body = {
+        "assistant_id": agent,
+        "input": {"messages": [{"role": "user", "content": message}]},
+        "stream_mode": list(stream_mode),
+        "on_disconnect": "continue",
+    }
+    if thread_id:
+        body["multitask_strategy"] = "reject"
+    return f"{place}/runs/stream\n{dumps(body).decode()}"
 
 
 def resume_frame(session_id: str, exchange_id: str, after_seq: int) -> str:

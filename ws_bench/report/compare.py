@@ -27,8 +27,8 @@ _MIN_GROUP = 3
 _SINGLE_EFFECT, _GROUP_EFFECT = 0.10, 0.02
 _CONFIDENCE = 0.99
 _LIKE = ("agent", "message", "prompts_digest", "native", "clients", "requests_per_client", "requests", "mode", "load",
-         "misbehaviour", "runtime_context", "ramp_s", "protocol", "deflate")  # fmt: skip
-_BEFORE = {"protocol": "ws", "deflate": False}
+         "misbehaviour", "runtime_context", "ramp_s", "protocol", "stream_mode", "deflate")  # fmt: skip
+_BEFORE = {"protocol": "ws", "stream_mode": ["messages-tuple"], "deflate": False}
 """What results say that are older than a key."""
 
 

@@ -47,7 +47,7 @@ async def test_each_tells_of_a_service_what_it_is_for(start_service: StartServic
 
         matrix = await bench("matrix", *url, *FEW, "-rounds=3", "-json", str(out))
         assert matrix.code == 0, matrix.stderr + matrix.stdout
-        named = [f"protocol={one}" for one in ("compatible", "native", "sse", "openai")]
+        named = [f"protocol={one}" for one in ("compatible", "native", "sse", "openai", "langgraph")]
         assert list(read(out)["samples"]) == [*named, "(the first once more)"]
         assert all(one["p50_ms"] >= 120 for samples in read(out)["samples"].values() for one in samples)
 

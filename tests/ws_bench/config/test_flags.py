@@ -78,6 +78,9 @@ def test_the_last_of_two_equal_flags_wins() -> None:
         ("-protocol", "openai", "-search-policy", "strict"),
         ("-protocol", "openai", "-verify-history"),
         ("-protocol", "openai", "-url", "http://127.0.0.1:8000/v1/chat/completions"),
+        ("-protocol", "langgraph", "-search-policy", "strict"),
+        ("-protocol", "langgraph", "-verify-history"),
+        ("-engine", "langgraph", "-stream-mode", "values"),
         ("-read-limit-bytes", "0"),
         ("stray",),
     ],
@@ -181,3 +184,13 @@ def test_prompts_that_cannot_be_read_are_a_usage_error(tmp_path: Path, content: 
         file.write_bytes(content)
     with pytest.raises(UsageError, match="-prompts"):
         parsed("-prompts", str(file))
+
+
+def test_runs_of_langgraph_have_a_base_address_and_threads_below_it() -> None:
+    beside = parsed("-engine", "langgraph")
+    assert (beside.protocol, beside.url, beside.threads_url) == (
+        "langgraph", "http://127.0.0.1:8000", "http://127.0.0.1:8000/threads",
+    )  # fmt: skip
+    assert beside.rest_url("/kpi/verdict") == "http://127.0.0.1:8000/agentic/v1/kpi/verdict"
+    other = parsed("-protocol", "langgraph", "-url", "https://host/api/", "-stream-mode", "messages-tuple,values")
+    assert (other.threads_url, other.stream_mode) == ("https://host/api/threads", ("messages-tuple", "values"))

@@ -12,6 +12,7 @@ ENGINES = {
     "deflated": ("-native", "-deflate"),
     "sse": ("-protocol=sse",),
     "openai": ("-protocol=openai",),
+    "langgraph": ("-engine=langgraph",),
 }
 FEW = ("-clients=3", "-requests-per-client=4", "-ramp-duration=0", "-no-live", "-timeout=60s")
 
@@ -32,8 +33,9 @@ async def test_every_engine_asks_and_leaves_nothing(start_service: StartService)
             assert result["first_token_ms"]["count"] == 12, engine
             assert (result["gap_ms"] is not None) is (engine != "compatible"), engine
             assert (report.connect is not None) is (engine in {"compatible", "native", "deflated"}), engine
-            # Chat completions carry no ledger; every other answer says where its time went.
-            assert all((turn.server_ms is None) is (engine == "openai") for turn in report.recording.turns), engine
+            # Chat completions and runs carry no ledger; every other answer says where its time went.
+            without = engine in {"openai", "langgraph"}
+            assert all((turn.server_ms is None) is without for turn in report.recording.turns), engine
             assert await running.get("/chatbot/sessions") == [], engine
 
 
@@ -47,9 +49,18 @@ async def test_a_completion_brings_its_conversation_along(start_service: StartSe
     assert (kept.tally.success, alone.tally.success, len(asked)) == (4, 4, 4)
 
 
+async def test_a_run_may_stream_its_state_and_need_no_thread(start_service: StartService) -> None:
+    state = ("-protocol=langgraph", "-stream-mode=messages-tuple,values")
+    async with start_service(model="mock;tokens=20;gap=2") as running:
+        for thread in ("-create-session", "-create-session=false"):
+            report = await report_of(running.ws_url, *state, thread)
+            assert report.tally.success == 12, report.samples
+        assert await running.get("/chatbot/sessions") == []
+
+
 async def test_a_turn_that_fails_is_an_error_of_its_class(start_service: StartService) -> None:
     async with start_service(model="mock;status=400") as running:
-        for protocol in ("sse", "openai"):
+        for protocol in ("sse", "openai", "langgraph"):
             report = await report_of(running.ws_url, "-protocol", protocol)
             [(kind, count)] = report.tally.by_class.items()
             # The next ask is a request of its own: a client goes on after an error.

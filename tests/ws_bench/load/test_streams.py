@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ws_bench.errors import TurnBroken
 from ws_bench.load.client import ClientSocket
-from ws_bench.load.streams import StreamConnector
+from ws_bench.load.streams import RunConnector, StreamConnector
 from ws_bench.record.chat_stream import ChatTurn
 from ws_bench.record.dialects import parse_event
 
@@ -17,23 +17,34 @@ pytestmark = pytest.mark.servers
 
 
 @asynccontextmanager
-async def stream(*parts: bytes, status: int = 200, kind: str = "text/event-stream") -> AsyncIterator[ClientSocket]:
-    """A socket whose asks are all answered by these parts, each a write of its own."""
+async def stream(
+    *parts: bytes,
+    status: int = 200,
+    kind: str = "text/event-stream",
+    connector: type[StreamConnector] = StreamConnector,
+    heard: list[tuple[str, bytes]] | None = None,
+) -> AsyncIterator[ClientSocket]:
+    """A socket whose asks are all answered by these parts, each a write of its own. `heard` gets path and body of
+    each. A part that is empty breaks the connection."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        await request.read()
+        body = await request.read()
+        if heard is not None:
+            heard.append((request.path, body))
         response = web.StreamResponse(status=status, headers={"Content-Type": kind, "X-Turnwise-Session-Id": "kept"})
         await response.prepare(request)
         for part in parts:
+            if not part and request.transport is not None:
+                request.transport.close()
             await response.write(part)
         return response
 
     app = web.Application()
-    app.add_routes([web.post("/", answer)])
+    app.add_routes([web.post("/{path:.*}", answer)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    socket = await StreamConnector(f"http://127.0.0.1:{runner.addresses[0][1]}/", {}, max_size=1000).connect()
+    socket = await connector(f"http://127.0.0.1:{runner.addresses[0][1]}/", {}, max_size=1000).connect()
     try:
         yield socket
     finally:
@@ -90,6 +101,35 @@ async def test_an_answer_in_one_piece_is_no_stream() -> None:
     async with stream(b"{}", kind="application/json") as socket:
         with pytest.raises(TurnBroken, match="protocol_no_stream"):
             await socket.send("{}")
+
+
+async def test_events_of_a_run_come_with_their_names_and_an_end() -> None:
+    parts = (b"event: metadata\ndata: {}\nid: 1\n\n: hi\n\nevent: mess", b"ages\ndata: [1,\ndata: 2]\n\n")
+    heard: list[tuple[str, bytes]] = []
+    async with stream(*parts, connector=RunConnector, heard=heard) as socket:
+        for _ in range(2):
+            await socket.send("/threads/t/runs/stream\n{}")
+            events = [json.loads(await socket.recv()) for _ in range(3)]
+            assert [(event["event"], event["data"]) for event in events] == [
+                ("metadata", {}), ("messages", [1, 2]), ("end", None),
+            ]  # fmt: skip
+    assert heard == [("/threads/t/runs/stream", b"{}")] * 2
+
+
+async def test_a_run_that_says_its_end_has_one() -> None:
+    async with stream(b"event: end\ndata: null\n\n", connector=RunConnector) as socket:
+        await socket.send("/runs/stream\n{}")
+        assert json.loads(await socket.recv()) == {"event": "end", "data": None}
+        with pytest.raises(TurnBroken, match="stream_cut"):
+            await socket.recv()
+
+
+async def test_a_run_that_is_cut_has_no_end() -> None:
+    async with stream(b"event: metadata\ndata: {}\n\n", b"", connector=RunConnector) as socket:
+        await socket.send("/runs/stream\n{}")
+        assert json.loads(await socket.recv())["event"] == "metadata"
+        with pytest.raises(TurnBroken, match="stream_cut"):
+            await socket.recv()
 
 
 def read(*events: object) -> ChatTurn:
