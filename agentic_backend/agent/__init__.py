@@ -3,6 +3,7 @@
 from agentic_backend.agent import interrupts, rag, tools
 from agentic_backend.agent.catalog import Agent, AgentUnusable, Catalog
 from agentic_backend.agent.direct import TASK_PHASE, DirectAnswer, TaskAnswer, TaskWriter, TitleWriter
+from agentic_backend.agent.graph_input import GraphDurability, GraphInput, GraphMode, StateChange
 from agentic_backend.agent.hosted import PHASES as HOSTED_PHASES
 from agentic_backend.agent.hosted import Hosting
 from agentic_backend.agent.interrupts import ResumedRun, SavedRun, Waiting
@@ -32,11 +33,15 @@ __all__ = [
     "Catalog",
     "DirectAnswer",
     "FinishReason",
+    "GraphDurability",
+    "GraphInput",
+    "GraphMode",
     "HistoryItem",
     "Hosting",
     "MovesOn",
     "ResumedRun",
     "SavedRun",
+    "StateChange",
     "TaskAnswer",
     "TaskWriter",
     "TitleWriter",

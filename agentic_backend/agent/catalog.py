@@ -4,8 +4,9 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, get_args
 
@@ -15,6 +16,8 @@ from langgraph.errors import GraphRecursionError
 
 from agentic_backend.agent import plain, rag, tools
 from agentic_backend.agent.answering import UNKNOWN, with_ignored
+from agentic_backend.agent.drawing import Drawing
+from agentic_backend.agent.graph_input import GraphInput
 from agentic_backend.agent.hosted import GRAPH, HostedAgent, Hosting
 from agentic_backend.agent.hosted.loading import GraphUnusable, LoadedGraph, import_agent, load_graph
 from agentic_backend.agent.hosted.openai_streams import read_streams_plainly
@@ -108,6 +111,15 @@ class Agent:
         if wanted is not None and not lenient:
             raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
+
+    def expect_input(self, given: GraphInput) -> None:
+        """See `TurnAgent`: it takes a question alone."""
+        if (at := given.beyond_question) is not None:
+            raise BadRequest(field=at)
+
+    def open_graph(self, user_id: str) -> AbstractAsyncContextManager[Graph]:  # noqa: ARG002 - as of a hosted one
+        """The graph, to look at."""
+        return nullcontext(self._graph)
 
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:  # noqa: ARG002 - of `TurnAgent`
         """False: what these graphs know of a session is its history."""
@@ -234,6 +246,7 @@ class Catalog:
         enabled = [agent for agent in agents if agent.enabled]
         modules = {agent.id: _module_of(agent) for agent in enabled if agent.graph is None}
         graphs = {agent.id: _graph_of(agent) for agent in enabled if agent.graph is not None}
+        self._graphs = {(agent.graph, agent.graph_base): graphs[agent.id] for agent in enabled if agent.id in graphs}
         self._configured = {agent.id: _entry_of(agent, modules.get(agent.id), graphs.get(agent.id)) for agent in agents}
         self._made: dict[str, _Entry] = {}
         self._compiled: OrderedDict[tuple[str, str], Agent | HostedAgent] = OrderedDict()
@@ -263,12 +276,15 @@ class Catalog:
         Agents with the id of a configured one are skipped. Raises `AgentUnusable` for one that `check` would refuse.
         """
         made = [agent for agent in agents if agent.id not in self._configured]
-        self._made = {agent.id: _entry_of(agent, self._class_of(agent).module) for agent in made}
+        self._made = {agent.id: self._made_of(agent) for agent in made}
         for key in [key for key in self._compiled if (entry := self._entry(key[0])) is None or entry.digest != key[1]]:
             del self._compiled[key]
 
     def check(self, agent: AgentSettings) -> None:
-        """Raise `AgentUnusable` for an agent of no known class, or one whose module refuses its settings."""
+        """Raise `AgentUnusable` for an agent of no known class or graph, or one whose module refuses its settings."""
+        if agent.graph is not None:
+            self._loaded(agent)
+            return
         module = self._class_of(agent).module
         _build_of(agent, module)
         _restart_of(agent, module)
@@ -276,6 +292,8 @@ class Catalog:
 
     def try_build(self, agent: AgentSettings) -> None:
         """Compile the agent's graph as a test, without keeping it. Raises `AgentUnusable` if it does not compile."""
+        if agent.graph is not None:
+            return  # it is there
         try:
             _build_of(agent, self._class_of(agent).module)(agent, self._kit.of(agent))
         except ValueError as failure:
@@ -288,6 +306,40 @@ class Catalog:
             return self.classes[BUILT_IN.get(kind, plain).__name__]
         built_in = BUILT_IN.get(class_path.rpartition(".")[2])
         return self.classes.get(class_path if built_in is None else built_in.__name__)
+
+    def class_of(self, agent_id: str) -> AgentClass | None:
+        """The class of a configured agent; None if it is none, is disabled or hosts a graph."""
+        entry = self._configured.get(agent_id)
+        if entry is None or entry.build is None:
+            return None
+        return self.class_named(entry.settings.class_path or plain.__name__, entry.settings.type)
+
+    def source_of(self, agent_id: str) -> AgentSettings | None:
+        """The settings of a configured agent; None if it is none, or is disabled."""
+        entry = self._configured.get(agent_id)
+        return entry.settings if entry is not None and entry.usable else None
+
+    def first_of_class(self, path: str | None) -> str | None:
+        """The id of the first configured agent of a class; None if there is none."""
+        return next((name for name in self._configured if (found := self.class_of(name)) and found.path == path), None)
+
+    def graph(self, agent_id: str) -> HostedAgent | None:
+        """The agent, if it is a hosted graph; None for any other, and where there is none."""
+        try:
+            agent = self.get(agent_id)
+        except AgentNotFound:
+            return None
+        return agent if isinstance(agent, HostedAgent) else None
+
+    def drawing(self, agent_id: str, user_id: str) -> Drawing:
+        """What the agent's graph is made of, as a turn of this user would run it. Raises `AgentNotFound`."""
+        entry, agent = self._entry(agent_id), self.get(agent_id)
+        assert entry is not None
+        if entry.graph is not None:
+            return Drawing(partial(agent.open_graph, user_id))
+        made_of = self.class_of(agent_id) or self.class_named(entry.settings.class_path, entry.settings.type)
+        values = {spec.key: agent.settings.tuned(spec.key, spec.default) for spec in made_of.fields} if made_of else {}
+        return Drawing(partial(agent.open_graph, user_id), taken=made_of.fields if made_of else (), values=values)
 
     @property
     def models(self) -> Collection[str]:
@@ -310,6 +362,11 @@ class Catalog:
     def is_configured(self, agent_id: str) -> bool:
         """Whether the agent comes from the configuration."""
         return agent_id in self._configured
+
+    def settings_of(self, agent_id: str) -> AgentSettings | None:
+        """The settings of any agent, or None."""
+        entry = self._entry(agent_id)
+        return None if entry is None else entry.settings
 
     def created_agent(self, agent_id: str) -> AgentSettings | None:
         """The created agent of that id, or None."""
@@ -382,6 +439,18 @@ class Catalog:
             client_tools=settings.client_tools,
             callbacks=self._hosting.callbacks,
         )
+
+    def _made_of(self, agent: AgentSettings) -> _Entry:
+        if agent.graph is not None:
+            return _entry_of(agent, None, self._loaded(agent) if agent.enabled else None)
+        return _entry_of(agent, self._class_of(agent).module)
+
+    def _loaded(self, agent: AgentSettings) -> LoadedGraph:
+        """The graph of a created agent: one that a configured agent has loaded, since nothing is imported for it."""
+        found = self._graphs.get((agent.graph, agent.graph_base))
+        if found is None:
+            raise AgentUnusable(f"agent {agent.id}: graph: of no configured agent")
+        return found
 
     def _class_of(self, agent: AgentSettings) -> AgentClass:
         found = self.classes.get(agent.class_path or "")

@@ -8,10 +8,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from agentic_backend.agent.answering import UNKNOWN, stream_answer, with_ignored
+from agentic_backend.agent.graph_input import GraphInput
 from agentic_backend.agent.interrupts import SavedRun
 from agentic_backend.agent.kit import AgentKit, NamedModel
 from agentic_backend.agent.run import AgentAnswer, AgentRun
-from agentic_backend.errors import NotAwaiting
+from agentic_backend.errors import BadRequest, NotAwaiting
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import DEFAULT_MODEL, Restart
 from backend_kit.kpi import Kpi
@@ -44,6 +45,11 @@ class DirectAnswer:
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:  # noqa: ARG002 - of `TurnAgent`
         """The default model, whichever a turn wants."""
         return DEFAULT_MODEL
+
+    def expect_input(self, given: GraphInput) -> None:
+        """See `TurnAgent`: it takes a question alone."""
+        if (at := given.beyond_question) is not None:
+            raise BadRequest(field=at)
 
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:  # noqa: ARG002 - of `TurnAgent`
         """False: it keeps none."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
+from agentic_backend.agent.graph_input import GraphInput
 from agentic_backend.agent.interrupts import ResumedRun
 from agentic_backend.events import Emit, Part
 from agentic_backend.llm.prompt import HistoryItem
@@ -38,6 +39,8 @@ class AgentRun:
 
     An agent whose restart is `from_checkpoint` raises `MovesOn` behind a step once `moves()` says that another instance
     is to go on: it is asked for the first time when this process ends.
+
+    `graph` is what a client of LangGraph's own API asked for; an agent that hosts no graph ignores it.
     """
 
     session_id: str
@@ -58,6 +61,7 @@ class AgentRun:
     client_tools: Sequence[Mapping[str, Any]] = ()
     kept: bool = True
     moves: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    graph: GraphInput | None = None
 
 
 class MovesOn(Exception):
@@ -96,6 +100,10 @@ class TurnAgent(Protocol):
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""
+
+    def expect_input(self, given: GraphInput) -> None:
+        """Raise `BadRequest` where it cannot take what a client of LangGraph's own API asks of it. A graph that is made
+        for each run may refuse only then."""
 
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:
         """Whether it goes on from a state of the session that no answer in `history` names: then `AgentRun.checkpoint`

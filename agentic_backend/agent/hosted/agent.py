@@ -2,28 +2,40 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
-from uuid import UUID, uuid5
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
-from langgraph.errors import GraphRecursionError
+from langgraph.errors import GraphRecursionError, InvalidUpdateError
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command
+from langgraph.types import StateSnapshot
 
 from agentic_backend.agent.answering import UNKNOWN, with_ignored
+from agentic_backend.agent.graph_input import MESSAGES, GraphInput, StateChange
+from agentic_backend.agent.hosted.beginning import (
+    Beginning,
+    beginning_of,
+    command_of,
+    expect_readable,
+    expect_taken,
+    own_keys,
+    question_id_of,
+    stronger,
+)
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
 from agentic_backend.agent.hosted.exits import contain_exits
 from agentic_backend.agent.hosted.failures import model_failure
-from agentic_backend.agent.hosted.loading import MESSAGES, AnyGraph, LoadedGraph
+from agentic_backend.agent.hosted.graph_json import SnapshotNames, as_json
+from agentic_backend.agent.hosted.loading import AnyGraph, GraphUnusable, LoadedGraph
 from agentic_backend.agent.hosted.messages import messages_in
+from agentic_backend.agent.hosted.reading import earlier_states, snapshot_of
 from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.agent.hosted.state import PHASES as STATE_PHASES
 from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver, UserStore
@@ -32,8 +44,8 @@ from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.people import answers_for, question_for, run_of
 from agentic_backend.agent.run import AgentAnswer, AgentRun, MovesOn
-from agentic_backend.errors import BadRequest, NotAwaiting, TurnFailed
-from agentic_backend.events import Custom
+from agentic_backend.errors import BadRequest, HistoryUnavailable, InputRefused, NotAwaiting, NotKept, TurnFailed
+from agentic_backend.events import Custom, GraphOutput
 from agentic_backend.llm.observer import LlmObserver, Unobserved
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, Restart
@@ -46,7 +58,7 @@ LABELLED_NODES: Final = 32
 EXCHANGE: Final = "exchange_id"
 """Under which the metadata of a checkpoint names the exchange that wrote it."""
 _INTERRUPT: Final = "__interrupt__"
-_ID_SPACE: Final = UUID("5f1c2b1e-9d0a-5c5b-8a55-5d5e0f6f2a11")
+_NOTHING: Final = GraphInput()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +85,24 @@ class WaitingGraph:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a run of the graph left: the state's last values and the questions that stop it, by their ids."""
+    """What a run of the graph left: the state's first and last values, and the questions that stop it, by their ids."""
 
+    first: Any = None
     values: Any = None
     interrupts: dict[str, Any] = field(default_factory=dict)
 
     def take(self, namespace: tuple[str, ...], mode: str, data: Any, run: AgentRun) -> None:
-        """Take one event of the graph's stream; what nodes write for clients goes on at once."""
+        """Take one event of the graph's stream; what clients want to see of it goes on at once."""
+        asked = run.graph
+        if asked is not None and mode in asked.modes and (not namespace or asked.subgraphs):
+            run.emit(GraphOutput(mode, namespace, as_json(data)))
         if mode == "custom":
             run.emit(Custom(data))
         elif namespace:
             return  # a subgraph's: its state and its questions come again as those of the graph
         elif mode == "values":
+            if self.values is None:
+                self.first = data
             self.values = data
         elif isinstance(data, dict) and (asked := data.get(_INTERRUPT)):
             # Nodes side by side ask one after the other.
@@ -155,9 +173,22 @@ class HostedAgent:
             raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
 
+    def expect_input(self, given: GraphInput) -> None:
+        """See `TurnAgent`."""
+        expect_readable(given)
+        if self._saver is None and (given.continues or given.commands or given.change or given.checkpoint):
+            raise BadRequest("the graph keeps no state", field=given.beyond_question)
+        if self._loaded.static is not None:
+            expect_taken(given, self._loaded.static)
+
     def misses_state(self, session_id: str, history: Sequence[HistoryItem]) -> bool:
         """See `TurnAgent`."""
         return self._saver is not None and self._newest_in(history, session_id) is None
+
+    def open_graph(self, user_id: str) -> AbstractAsyncContextManager[AnyGraph]:
+        """The graph, to look at; one that is made for each run as it would be for this user. Raises `GraphUnusable`."""
+        configurable = self._configured("", user_id, self.settings.model)
+        return self._loaded.for_run({"configurable": configurable, "run_name": self.id})
 
     async def run(self, run: AgentRun) -> AgentAnswer:
         """See `TurnAgent`."""
@@ -175,7 +206,7 @@ class HostedAgent:
         ref = StateRef.parse(run_id)
         if self._saver is None or ref is None or not ref.thread.startswith(self._line(session_id)):
             raise NotAwaiting
-        found = await self._saver.aget_tuple({"configurable": _configurable(ref)})
+        found = await self._saver.aget_tuple({"configurable": ref.configurable})
         questions = [
             (one.id, one.value)
             for _, channel, value in (found.pending_writes if found is not None else None) or ()
@@ -186,20 +217,111 @@ class HostedAgent:
             raise NotAwaiting
         return WaitingGraph(ref, tuple(questions))
 
+    def state_ref(self, session_id: str, checkpoint: str) -> StateRef | None:
+        """The state of a session that is named as history names it, or as `state` does; None for any other text."""
+        ref = StateRef.parse(checkpoint)
+        if ref is not None and "/" not in ref.thread:
+            return StateRef(self._line(session_id) + ref.thread, ref.checkpoint_id)
+        return ref if ref is not None and ref.thread.startswith(self._line(session_id)) else None
+
+    async def state(
+        self, session_id: str, user_id: str, checkpoint: str, *, subgraphs: bool = False
+    ) -> dict[str, Any] | None:
+        """A state in the shape of LangGraph's API, JSON-ready; None where there is none of that name (`state_ref`).
+
+        The newest of its thread has what tasks have done since; with `subgraphs`, the states of tasks that are graphs.
+        Whose session it is the caller has checked. Raises `HistoryUnavailable`, or `TurnFailed` where the graph cannot
+        be made.
+        """
+        ref = self.state_ref(session_id, checkpoint)
+        if ref is None or self._saver is None:
+            return None
+        async with self._opened(session_id, user_id) as graph:
+            found = await snapshot_of(graph, ref, subgraphs=subgraphs)
+        names = SnapshotNames(session_id, self.id, self._line(session_id))
+        return None if found.metadata is None else names.snapshot(found, EXCHANGE)
+
+    async def states(
+        self,
+        session_id: str,
+        user_id: str,
+        checkpoint: str,
+        *,
+        limit: int = 10,
+        before: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        exchanges: Collection[str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The states of the thread that a state is of, as `state`, newest first, from that one on: `before` another,
+        with all of this `metadata`, and of these `exchanges` alone, since a run that failed or was stopped leaves some
+        that history does not name. Those of branches are among them."""
+        ref, last = self.state_ref(session_id, checkpoint), self.state_ref(session_id, before)
+        if ref is None or self._saver is None or (before and last is None):
+            return []
+        names = SnapshotNames(session_id, self.id, self._line(session_id))
+        found: list[dict[str, Any]] = []
+
+        def take(one: StateSnapshot) -> None:
+            told = names.snapshot(one, EXCHANGE)
+            known = told["metadata"] or {}
+            wanted = all(known.get(key) == value for key, value in (metadata or {}).items())
+            if wanted and (exchanges is None or known.get("run_id") in exchanges):
+                found.append(told)
+
+        async with self._opened(session_id, user_id) as graph:
+            if last is None:
+                take(await snapshot_of(graph, ref))
+            async for one in earlier_states(graph, last or ref):
+                if len(found) >= limit:
+                    break
+                take(one)
+        return found[:limit]
+
+    @asynccontextmanager
+    async def _opened(self, session_id: str, user_id: str) -> AsyncIterator[AnyGraph]:
+        """The graph, to read its states."""
+        config: RunnableConfig = {"configurable": self._configured(session_id, user_id, self.settings.model)}
+        try:
+            async with self._loaded.for_run(config) as graph:
+                yield self._reading(graph)
+        except NotKept as failure:
+            raise HistoryUnavailable("the state could not be read") from failure
+        except GraphUnusable as failure:
+            raise TurnFailed("the graph cannot be made") from failure
+
     async def _run(self, turn: HostedTurn) -> AgentAnswer:
         run = turn.run
         config = self._config(run)
         speech = Speech(run.emit)
         watch = Watch(speech, self._observer, self._names, turn.note_use)
-        thread, begin = await self._begin(turn, self._newest(run), config["configurable"], speech)
+        thread, begin = await self._begin(turn, config["configurable"], speech)
         config["callbacks"] = [watch, *self._callbacks]
         async with self._loaded.for_run(config) as graph:
             self._know_nodes(graph)
+            if run.graph is not None:
+                _expect_now(run.graph, graph)
+                if run.graph.change is not None:
+                    return await self._change(turn, graph, config, thread, run.graph.change)
             outcome = await self._stream(graph, begin, config, run, watch)
         if outcome.interrupts:
             saved = StateRef(thread, turn.checkpoint_id or "")
             raise Waiting(question_for(list(outcome.interrupts.items()), str(saved)))
-        return self._answer(turn, thread, outcome.values, watch)
+        return self._answer(turn, thread, outcome, watch)
+
+    async def _change(
+        self, turn: HostedTurn, graph: AnyGraph, config: RunnableConfig, thread: str, change: StateChange
+    ) -> AgentAnswer:
+        """Change the state, from which the next turn goes on, since the answer names it."""
+        assert self._saver is not None
+        try:
+            await self._reading(graph).aupdate_state(config, change.values, change.as_node)
+        except InvalidUpdateError as failure:
+            raise InputRefused(type(failure).__name__, field="as_node") from failure
+        except (ValueError, NotImplementedError) as failure:
+            raise InputRefused(type(failure).__name__, field="values") from failure
+        await self._saver.keep_input(turn)
+        extras = {"checkpoint": str(StateRef(thread, turn.checkpoint_id or "")), "state": "changed"}
+        return AgentAnswer("", metadata={"model": "", "finish_reason": "stop", "extras": extras})
 
     async def _stream(
         self, graph: AnyGraph, begin: Any, config: RunnableConfig, run: AgentRun, watch: Watch
@@ -216,13 +338,15 @@ class HostedAgent:
             config["recursion_limit"] = own
         steps = saver is not None and self.restart == "from_checkpoint"
         outcome, moves = _Outcome(), False
-        how: dict[str, Any] = {"durability": self.settings.durability} if saver is not None else {}
+        wanted = run.graph.durability if run.graph is not None else None
+        durability = stronger(self.settings.durability, wanted)
+        how: dict[str, Any] = {"durability": durability} if saver is not None else {}
         watch.begin()
         try:
             stream: Any = graph.astream(
                 begin,
                 config,
-                context=self._context(graph),
+                context=self._context(graph, run),
                 # Messages come by `watch`: LangGraph's own stream of them wakes a task for each token.
                 stream_mode=["updates", "values", "custom"],
                 subgraphs=True,
@@ -248,9 +372,11 @@ class HostedAgent:
             raise MovesOn
         return outcome
 
-    def _answer(self, turn: HostedTurn, thread: str, values: Any, watch: Watch) -> AgentAnswer:
-        messages = _after_question(_messages_of(values), turn.run.exchange_id)
-        text = watch.speech.answer(messages, values)
+    def _answer(self, turn: HostedTurn, thread: str, outcome: _Outcome, watch: Watch) -> AgentAnswer:
+        if turn.question_id is None and turn.before is None:
+            turn.before = _ids_of(_messages_of(outcome.first))
+        messages = _of_exchange(_messages_of(outcome.values), turn)
+        text = watch.speech.answer(messages, outcome.values)
         metadata: dict[str, Any] = {
             "model": watch.model,
             "finish_reason": watch.finish_reason or "stop",
@@ -266,21 +392,34 @@ class HostedAgent:
         # A graph gets the question alone.
         return with_ignored(AgentAnswer(text, metadata=metadata), turn.run, *UNKNOWN, "attachments_markdown")
 
-    async def _begin(
-        self, turn: HostedTurn, ref: StateRef | None, configurable: dict[str, Any], speech: Speech
-    ) -> tuple[str, Any]:
+    async def _begin(self, turn: HostedTurn, configurable: dict[str, Any], speech: Speech) -> tuple[str, Any]:
         """The thread of states on which the run goes on, and the graph's input. `configurable` gets where that is."""
         run = turn.run
         if run.resume is not None:
             return await self._go_on(turn, run.resume, configurable, speech)
+        ref = await self._starts_from(run)
         thread = ref.thread if ref is not None else self._line(run.session_id) + _digest(run.exchange_id)
-        told: Any = {MESSAGES: self._told(run)}
+        begin = self._beginning(run, ref)
+        turn.question_id = begin.question_id
         if self._saver is None or not run.kept:
-            return thread, told
+            return thread, begin.told
+        return await self._begin_on(thread, ref, begin, turn, configurable, speech)
+
+    async def _begin_on(
+        self,
+        thread: str,
+        ref: StateRef | None,
+        begin: Beginning,
+        turn: HostedTurn,
+        configurable: dict[str, Any],
+        speech: Speech,
+    ) -> tuple[str, Any]:
+        """`_begin` for a run that is kept, on this thread of states."""
+        run, told = turn.run, begin.told
         head = None
         if ref is not None or run.restarted:
             head = await self._newest_of(thread)
-        if run.restarted and self.restart == "from_checkpoint" and (begun := _begun(head, run.exchange_id)) is not None:
+        if run.restarted and (begun := await self._begun(head, ref, turn)) is not None:
             for message in begun:
                 speech.take(message)
             told = None
@@ -288,13 +427,61 @@ class HostedAgent:
             # What was left behind by the run that died. History names none of it.
             thread += "-" + _digest(head.checkpoint["id"])
             head = None
-        elif head is not None and ref is not None and head.checkpoint["id"] != ref.checkpoint_id:
-            configurable |= _configurable(ref)
+        elif ref is not None and (begin.addressed or (head is not None and head.checkpoint["id"] != ref.checkpoint_id)):
+            configurable |= ref.configurable
             return thread, told
         if head is None or self._reads_as_graph:
             turn.head = thread, head
         configurable["thread_id"] = thread
         return thread, told
+
+    async def _starts_from(self, run: AgentRun) -> StateRef | None:
+        """The state from which a run starts: the one that its client names, else the newest. Raises `InputRefused`."""
+        if run.graph is None or not run.graph.checkpoint:
+            return self._newest(run)
+        ref = self.state_ref(run.session_id, run.graph.checkpoint)
+        if (
+            self._saver is None
+            or ref is None
+            or await self._saver.aget_tuple({"configurable": ref.configurable}) is None
+        ):
+            raise InputRefused("no such state", field="checkpoint")
+        return ref
+
+    def _beginning(self, run: AgentRun, ref: StateRef | None) -> Beginning:
+        """What the graph gets. A client that names a state knows what is in it: nothing is told beside its input.
+
+        Raises `InputRefused` for a run that has nothing to go on from.
+        """
+        begin, given = None, run.graph
+        if given is not None:
+            begin = beginning_of(given, run.exchange_id, () if given.checkpoint else self._since(run))
+        if begin is None:
+            return Beginning({MESSAGES: self._told(run)}, question_id_of(run.exchange_id))
+        kept = self._saver is not None and run.kept
+        if begin.addressed and not (kept and (ref is not None or begin.told is not None or _changes(run))):
+            raise InputRefused("there is nothing to go on from", field="input")
+        return begin
+
+    async def _begun(
+        self, head: CheckpointTuple | None, ref: StateRef | None, turn: HostedTurn
+    ) -> list[BaseMessage] | None:
+        """What the graph had said in this exchange before its process died; None if its state does not know of it, or
+        if it does not go on from there."""
+        if self.restart != "from_checkpoint" or _changes(turn.run):
+            return None
+        if head is None or head.metadata.get(EXCHANGE) != turn.run.exchange_id:
+            return None
+        messages = _left_in(head)
+        if turn.question_id is not None:
+            # Before its first step the question is not in the state yet.
+            return _of_exchange(messages, turn) if any(one.id == turn.question_id for one in messages) else None
+        if head.metadata.get("source") == "input":
+            return None
+        assert self._saver is not None
+        start = None if ref is None else await self._saver.aget_tuple({"configurable": ref.configurable})
+        turn.before = frozenset() if start is None else _ids_of(_messages_of(start.checkpoint["channel_values"]))
+        return _of_exchange(messages, turn)
 
     async def _newest_of(self, thread: str) -> CheckpointTuple | None:
         """The newest state of a thread, in the types of the graph's schemas where `_reads_as_graph`."""
@@ -315,8 +502,10 @@ class HostedAgent:
         ref = StateRef.parse(run_of(asked))
         assert ref is not None
         assert self._saver is not None
-        answers: Command[Any] = Command(resume=answers_for(asked, resume.answer, plain=True))
-        waited = await self._saver.aget_tuple({"configurable": _configurable(ref)})
+        given = turn.run.graph or _NOTHING
+        exchange_id, turn.question_id = turn.run.exchange_id, question_id_of(turn.run.exchange_id)
+        answers, _ = command_of(given, exchange_id, resume=answers_for(asked, resume.answer, plain=True))
+        waited = await self._saver.aget_tuple({"configurable": ref.configurable})
         head = await self._newest_of(ref.thread)
         if head is None or waited is None:
             raise NotAwaiting
@@ -331,23 +520,28 @@ class HostedAgent:
             return ref.thread, None
         for message in _written(waited, asked_by.__contains__):
             speech.take(message)
-        configurable |= _configurable(ref)
+        configurable |= ref.configurable
         turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers
 
     def _told(self, run: AgentRun) -> list[BaseMessage]:
         """The question, after what was said since the graph's newest state."""
+        since = self._since(run)
+        asked = question_id_of(run.exchange_id)
+        if run.message or not since or since[-1].type != "tool":
+            return [*since, HumanMessage(run.message, id=asked)]
+        since[-1].id = asked  # the result of a client's tool is what the graph goes on from
+        return since
+
+    def _since(self, run: AgentRun) -> list[BaseMessage]:
+        """What was said since the graph's newest state."""
         since: list[BaseMessage] = []
         for item in reversed(run.history):
             if self._saver is not None and self._own(item.checkpoint, run.session_id) is not None:
                 break
             if item.text or item.calls:
                 since.append(item.message())
-        asked = _question_id(run.exchange_id)
-        if run.message or not since or since[0].type != "tool":
-            return [*reversed(since), HumanMessage(run.message, id=asked)]
-        since[0].id = asked  # the result of a client's tool is what the graph goes on from
-        return [*reversed(since)]
+        return since[::-1]
 
     def _newest(self, run: AgentRun) -> StateRef | None:
         """The newest state of this graph that the session's history names, in what the run has of it or before."""
@@ -369,10 +563,8 @@ class HostedAgent:
 
     def _config(self, run: AgentRun) -> RunnableConfig:
         configurable: dict[str, Any] = {
-            **self.settings.context,
-            "user_id": run.user_id,
-            "session_id": run.session_id,
-            "model": run.model,
+            **own_keys((run.graph or _NOTHING).configurable),
+            **self._configured(run.session_id, run.user_id, run.model),
         }
         if run.language is not None:
             configurable["language"] = run.language
@@ -383,8 +575,19 @@ class HostedAgent:
             "run_name": self.id,
         }
 
-    def _context(self, graph: AnyGraph) -> Any:
-        return dict(self.settings.context) if graph.context_schema is not None else None
+    def _configured(self, session_id: str, user_id: str, model: str | None) -> dict[str, Any]:
+        return {**self.settings.context, "user_id": user_id, "session_id": session_id, "model": model}
+
+    def _context(self, graph: AnyGraph, run: AgentRun) -> Any:
+        if graph.context_schema is None:
+            return None
+        return {**(run.graph or _NOTHING).context, **self.settings.context}
+
+    def _reading(self, graph: AnyGraph) -> AnyGraph:
+        """A graph beside the one that all runs share, whose state can be read and changed."""
+        graph = copy(graph)
+        graph.checkpointer, graph.store = self._saver, self._store
+        return graph
 
     def _know_nodes(self, graph: AnyGraph) -> None:
         """Give the first nodes of the graph phases of their own in the metrics."""
@@ -397,14 +600,17 @@ class HostedAgent:
                 ledger.kpi.try_register_phase(self._names[name])
 
 
-def _begun(head: CheckpointTuple | None, exchange_id: str) -> list[BaseMessage] | None:
-    """What the graph had said in this exchange before its process died; None if its state does not know of it."""
-    if head is None or head.metadata.get(EXCHANGE) != exchange_id:
-        return None
-    messages = _left_in(head)
-    # Before its first step the question is not in the state yet.
-    asked = any(one.id == _question_id(exchange_id) for one in messages)
-    return _after_question(messages, exchange_id) if asked else None
+def _changes(run: AgentRun) -> bool:
+    """Whether it is a change of the state, which is made anew where it was cut off."""
+    return run.graph is not None and run.graph.change is not None
+
+
+def _expect_now(given: GraphInput, graph: AnyGraph) -> None:
+    """`expect_taken` for a graph that is there only now. Raises `InputRefused`."""
+    try:
+        expect_taken(given, graph)
+    except BadRequest as refused:
+        raise InputRefused(str(refused), field=refused.field) from None
 
 
 def _left_in(head: CheckpointTuple, without: Collection[str] = ()) -> list[BaseMessage]:
@@ -431,16 +637,12 @@ def _tasks_that_asked(waiting: CheckpointTuple, asked: Mapping[str, Any]) -> set
     }
 
 
-def _configurable(ref: StateRef) -> dict[str, str]:
-    return {"thread_id": ref.thread, "checkpoint_ns": "", "checkpoint_id": ref.checkpoint_id}
-
-
 def _digest(exchange_id: str) -> str:
     return hashlib.sha256(exchange_id.encode()).hexdigest()[:16]
 
 
-def _question_id(exchange_id: str) -> str:
-    return str(uuid5(_ID_SPACE, exchange_id))
+def _ids_of(messages: list[BaseMessage]) -> frozenset[str]:
+    return frozenset(one.id for one in messages if one.id is not None)
 
 
 def _messages_of(values: Any) -> list[BaseMessage]:
@@ -449,10 +651,12 @@ def _messages_of(values: Any) -> list[BaseMessage]:
     return [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
 
 
-def _after_question(messages: list[BaseMessage], exchange_id: str) -> list[BaseMessage]:
-    """The messages of this exchange: those behind its question, or where a graph dropped that, behind the last one."""
-    asked = _question_id(exchange_id)
-    places = [place for place, one in enumerate(messages) if one.id == asked]
+def _of_exchange(messages: list[BaseMessage], turn: HostedTurn) -> list[BaseMessage]:
+    """The messages of this exchange: those behind its question, or where a graph dropped that, behind the last one; of
+    a run without a question, those that are new."""
+    if turn.question_id is None:
+        return [one for one in messages if one.id not in (turn.before or ())]
+    places = [place for place, one in enumerate(messages) if one.id == turn.question_id]
     if not places:
         places = [place for place, one in enumerate(messages) if isinstance(one, HumanMessage)]
     return messages[places[-1] + 1 :] if places else messages

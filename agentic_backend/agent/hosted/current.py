@@ -21,6 +21,8 @@ class HostedTurn:
     `checkpoint_id` is the newest checkpoint of the graph itself that was written, `use` the tokens of models, `head`
     a thread whose newest checkpoint was read already, and that one (None: it has none). `writes` are those of its
     state, `input_part` the checkpoint of its input, which is not written, since the next one holds what it does.
+    `question_id` is the message of the graph's that is the question; None where the run began without one: what was
+    said before it are then the messages `before`, by their ids, None where they are not known yet.
     """
 
     run: AgentRun
@@ -32,6 +34,8 @@ class HostedTurn:
     head: tuple[str, CheckpointTuple | None] | None = None
     writes: StateWrites | None = None
     input_part: CheckpointPart | None = None
+    question_id: str | None = None
+    before: frozenset[str] | None = None
 
     def note_use(self, use: TokenUse) -> None:
         """Add the tokens of one call of a model to those of the turn."""

@@ -21,6 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
+from agentic_backend.agent.graph_input import MESSAGES
 from backend_kit.settings.source import one_line
 
 AnyGraph = Pregel[Any, Any, Any, Any]
@@ -28,8 +29,6 @@ AnyGraph = Pregel[Any, Any, Any, Any]
 
 NAME: Final = "graph"
 """What a module's graph is called where the specification names no name."""
-MESSAGES: Final = "messages"
-"""The channel of a graph that can be served as chat."""
 _SHOWN: Final = 8
 _HERE: Final = Path(__file__).resolve().parents[3]
 _PYTHON: Final = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))

@@ -52,18 +52,19 @@ def _values(state: Any) -> Iterable[Any]:
     return ()
 
 
-def tool_call_of(call: ToolCall | InvalidToolCall) -> Step:
-    """The step of a tool call of a model's message. What could not be parsed is shown as it is."""
+def tool_call_of(call: ToolCall | InvalidToolCall, said_by: Mapping[str, Any]) -> Step:
+    """The step of a tool call of a model's message, `said_by` which. What could not be parsed is shown as it is."""
     args = call["args"]
     arguments = args if isinstance(args, dict) else {"unreadable": args or ""}
     if len(shown := _encoded(arguments)) > _SHOWN_CHARS:
         arguments = {"cut": shown[:_SHOWN_CHARS]}
     part = {"type": "tool_call", "call_id": call["id"] or "", "name": call["name"] or "", "args": arguments}
-    return Step("assistant", "tool_call", [part])
+    return Step("assistant", "tool_call", [part], {"extras": dict(said_by)})
 
 
-def tool_result_of(message: ToolMessage) -> Step:
-    """The step of a tool's result. What is longer than a conversation should show is cut; the graph has all of it."""
+def tool_result_of(message: ToolMessage, said_by: Mapping[str, Any]) -> Step:
+    """The step of a tool's result, `said_by` its message. What is longer than a conversation should show is cut; the
+    graph has all of it."""
     text = message.text
     part = {
         "type": "tool_result",
@@ -72,7 +73,7 @@ def tool_result_of(message: ToolMessage) -> Step:
         "latency_ms": None,
         "content": text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…",
     }
-    return Step("tool", "tool_result", [part])
+    return Step("tool", "tool_result", [part], {"extras": dict(said_by)})
 
 
 def _encoded(arguments: dict[str, Any]) -> str:

@@ -2,18 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, ToolCall, ToolMessage
 
 from agentic_backend.agent.hosted.messages import tool_call_of, tool_result_of
-from agentic_backend.events import Delta, Emit, Step, TextEnds, Thought
+from agentic_backend.events import Delta, Emit, Speaks, Step, TextEnds, Thought
 from agentic_backend.llm.providers.reading import Said, said_in
 from backend_kit.wire import dumps
 
 STRUCTURED: Final = "structured_response"
 """The key under which LangChain's agents leave an answer that is no text."""
+
+
+class SpokenAt(NamedTuple):
+    """Where in a graph something is said: the node, the step, and the namespace of a subgraph."""
+
+    node: str = ""
+    step: int = 0
+    namespace: tuple[str, ...] = ()
+
+
+NOWHERE: Final = SpokenAt()
 
 
 @dataclass(slots=True)
@@ -42,6 +53,7 @@ class Speech:
         self._text_of: str | None = None
         self._speaker: str | None = None
         self._waiting: list[_Spoken | Step] = []
+        self._places: dict[str, SpokenAt] = {}
         self._streamed: dict[str, list[str]] = {}
         """Texts of messages that were streamed and that no node has returned yet."""
 
@@ -50,11 +62,12 @@ class Speech:
         """The text that is shown now."""
         return "".join(self._text)
 
-    def hear(self, message_id: str, said: Said) -> None:
-        """Take a fragment of a message that a model is streaming."""
+    def hear(self, message_id: str, said: Said, place: SpokenAt = NOWHERE) -> None:
+        """Take a fragment of a message that a model is streaming in this place."""
         pieces = self._streamed.get(message_id)
         if pieces is None:
             pieces = self._streamed[message_id] = []
+            self._places[message_id] = place
         if said.text:
             pieces.append(said.text)
         elif not said.thought:
@@ -85,20 +98,21 @@ class Speech:
             if isinstance(message, AIMessage):
                 self._new_calls(message)
 
-    def take(self, message: BaseMessage) -> None:
-        """Take a message that a node returned. Only what nobody has shown yet is emitted: of a known message of a
-        model, the tool calls that a node has changed."""
+    def take(self, message: BaseMessage, place: SpokenAt = NOWHERE) -> None:
+        """Take a message that the node of this place returned. Only what nobody has shown yet is emitted: of a known
+        message of a model, the tool calls that a node has changed."""
         if message.id is None:
             message.id = str(uuid4())  # as LangGraph does: it comes again under this id
         new = message.id not in self._seen
         self._seen.add(message.id)
+        self._places.setdefault(message.id, place)
         if isinstance(message, AIMessage):
             if new:
                 self._take_answer(message.id, message)
             for step in self._new_calls(message):
                 self._step(step)
         elif isinstance(message, ToolMessage) and new:
-            self._step(tool_result_of(message))
+            self._step(tool_result_of(message, self._said_by(message.id)))
 
     def answer(self, messages: Sequence[BaseMessage], state: Any) -> str:
         """The answer of a run whose state ended with these new messages: shown, where it was not, and returned."""
@@ -109,6 +123,8 @@ class Speech:
             wanted = _as_json(made)
         if wanted and wanted != self.text:
             self._end_text()
+            if isinstance(last, AIMessage) and last.id is not None:
+                self._speaks(last.id)
             self._text.append(wanted)
             self._emit(Delta(wanted))
         return wanted
@@ -121,8 +137,8 @@ class Speech:
         said = said_in(message)
         streamed = next((one for one, pieces in self._streamed.items() if "".join(pieces) == said.text), None)
         if streamed is not None and said.text:
-            del self._streamed[streamed]
-            self.ended(streamed)
+            self.ended(streamed, message_id)
+            del self._streamed[message_id]
         elif said.text or said.thought:
             self._waiting.append(_Spoken(message_id, [said], ended=True))
             self._go_on()
@@ -137,15 +153,17 @@ class Speech:
             known = (call["name"], call["args"])
             if self._calls.get(place) != known:
                 self._calls[place] = known
-                steps.append(tool_call_of(call))
+                steps.append(tool_call_of(call, self._said_by(message.id)))
         return steps
 
     def _rename(self, message_id: str, final_id: str) -> None:
         """Some providers name a message only in its last fragments."""
         if (pieces := self._streamed.pop(message_id, None)) is not None:
             self._streamed[final_id] = pieces
+        self._places[final_id] = self._places.pop(message_id, NOWHERE)
         if self._text_of == message_id:
             self._text_of = final_id
+            self._speaks(final_id)
         if self._speaker == message_id:
             self._speaker = final_id
         elif (spoken := self._waiting_of(message_id)) is not None:
@@ -188,8 +206,15 @@ class Speech:
             if self._text_of != message_id:
                 self._end_text()
                 self._text_of = message_id
+                self._speaks(message_id)
             self._text.append(said.text)
             self._emit(Delta(said.text))
+
+    def _speaks(self, message_id: str) -> None:
+        self._emit(Speaks(message_id, *self._places.get(message_id, NOWHERE)))
+
+    def _said_by(self, message_id: str | None) -> dict[str, Any]:
+        return {"message_id": message_id, "node": self._places.get(message_id or "", NOWHERE).node}
 
     def _end_text(self) -> None:
         if self._text:

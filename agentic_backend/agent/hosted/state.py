@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -75,6 +75,11 @@ class StateRef:
 
     def __str__(self) -> str:
         return f"{self.checkpoint_id}.{self.thread}"
+
+    @property
+    def configurable(self) -> dict[str, str]:
+        """Where LangGraph finds it."""
+        return {"thread_id": self.thread, "checkpoint_ns": "", "checkpoint_id": self.checkpoint_id}
 
     @classmethod
     def parse(cls, text: str) -> "StateRef | None":
@@ -150,6 +155,13 @@ class StateSaver(BaseCheckpointSaver[Any]):
             turn.checkpoint_id = checkpoint["id"]
         names = {"thread_id": where["thread_id"], "checkpoint_ns": where["checkpoint_ns"]}
         return {"configurable": {**names, "checkpoint_id": checkpoint["id"]}}
+
+    async def keep_input(self, turn: HostedTurn) -> None:
+        """Store the state of an input that no step follows."""
+        if (part := turn.input_part) is not None:
+            turn.input_part = None
+            await self._write(turn, part)
+            turn.checkpoint_id = part.checkpoint["id"]
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -273,17 +285,23 @@ def _timed(name: str) -> Iterator[None]:
             ledger.kpi.record_phase(name, now - begun, status)
 
 
+def _user_of_turn() -> str:
+    return current_turn().run.user_id
+
+
 class UserStore(BaseStore):
-    """LangGraph's long-term memory, in which every namespace is the current turn's user's own."""
+    """LangGraph's long-term memory, in which every namespace is one user's own: the current turn's."""
 
     supports_ttl = True
 
-    def __init__(self, state: GraphState) -> None:
+    def __init__(self, state: GraphState, user: Callable[[], str] = _user_of_turn) -> None:
+        """`user` gives the id of whoever uses it."""
         self._state = state
+        self._user = user
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """See `BaseStore`."""
-        own = _own_namespace()
+        own = _own_namespace(self._user())
         inner = [_within(op, own) for op in ops]
         with _timed("store"):
             async with self._state.store() as store:
@@ -312,10 +330,10 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _own_namespace() -> tuple[str, ...]:
-    """The namespace of the user. A label may have no dot, and user ids are often addresses."""
-    user_id = current_turn().run.user_id
-    return _USERS, user_id.replace("%", "%25").replace(".", "%2E")
+def _own_namespace(user_id: str) -> tuple[str, ...]:
+    """The namespace of the user. A label may have no dot, and user ids are often addresses; one that is a star would
+    stand for every user where namespaces are listed."""
+    return _USERS, "%2A" if user_id == "*" else user_id.replace("%", "%25").replace(".", "%2E")
 
 
 def _within(op: Op, own: tuple[str, ...]) -> Op:

@@ -18,11 +18,13 @@ from langgraph.pregel._messages import StreamMessagesHandler
 
 from agentic_backend.agent.hosted.failures import FailedCall
 from agentic_backend.agent.hosted.messages import messages_in
-from agentic_backend.agent.hosted.speech import Speech
+from agentic_backend.agent.hosted.speech import Speech, SpokenAt
 from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
 from agentic_backend.llm.providers.reading import reason_in, said_in, use_in
 from backend_kit.kpi import phase
 
+NS_SEP: Final = "|"
+"""Between the parts of a namespace of LangGraph's."""
 GRAPH: Final = "graph"
 """The phase of a turn in which no node runs: LangGraph itself, with its reads and writes of the state."""
 _STEP_TAG: Final = "graph:step:"
@@ -39,10 +41,11 @@ def node_phase(node: str) -> str:
 class _Call:
     """A call of a model that is under way."""
 
-    __slots__ = ("began", "begun", "message_id", "metered", "model", "quiet", "timer")
+    __slots__ = ("began", "begun", "message_id", "metered", "model", "place", "quiet", "timer")
 
-    def __init__(self, model: str, *, metered: bool, quiet: bool) -> None:
+    def __init__(self, model: str, place: SpokenAt, *, metered: bool, quiet: bool) -> None:
         self.model = model
+        self.place = place
         self.metered = metered
         self.quiet = quiet
         self.message_id = ""
@@ -92,7 +95,7 @@ class Watch(StreamMessagesHandler):
         self._observer = observer
         self._phases = phases
         self._use = use
-        self._nodes: dict[UUID, Any] = {}
+        self._nodes: dict[UUID, tuple[Any, SpokenAt]] = {}
         self._calls: dict[UUID, _Call] = {}
         self._graph: Any = None
         self.loop = asyncio.get_running_loop()
@@ -114,7 +117,7 @@ class Watch(StreamMessagesHandler):
             call.timer.__exit__(GeneratorExit, None, None)
             if not call.metered:
                 self._observer.llm_request(call.model, "cancelled", perf_counter() - call.began)
-        for timer in self._nodes.values():
+        for timer, _ in self._nodes.values():
             timer.__exit__(GeneratorExit, None, None)
         self._calls.clear()
         self._nodes.clear()
@@ -137,23 +140,23 @@ class Watch(StreamMessagesHandler):
     ) -> None:
         if self.over or not tags or TAG_HIDDEN in tags or not any(tag.startswith(_STEP_TAG) for tag in tags):
             return
-        node = str((metadata or {}).get("langgraph_node", ""))
+        place = _place_in(metadata or {})
         if not self._nodes and self._graph is not None:
             self._graph.__exit__(None, None, None)
             self._graph = None
         for message in messages_in(inputs):
             self.speech.know(message)
-        timer = phase(self._phases.get(node) or node_phase(node))
+        timer = phase(self._phases.get(place.node) or node_phase(place.node))
         timer.__enter__()
-        self._nodes[run_id] = timer
+        self._nodes[run_id] = timer, place
 
     @_on_loop
     def on_chain_end(  # type: ignore[override] # passed by place
         self, response: Any, *, run_id: UUID, **_more: Any
     ) -> None:
-        if self._left(run_id, None):
+        if (place := self._left(run_id, None)) is not None:
             for message in messages_in(response):
-                self.speech.take(message)
+                self.speech.take(message, place)
 
     @_on_loop
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_more: Any) -> None:
@@ -188,7 +191,7 @@ class Watch(StreamMessagesHandler):
             return
         about = metadata or {}
         model = str(about.get("ls_model_name") or "unknown")
-        call = _Call(model, metered=bool(about.get(METERED)), quiet=TAG_NOSTREAM in (tags or ()))
+        call = _Call(model, _place_in(about), metered=bool(about.get(METERED)), quiet=TAG_NOSTREAM in (tags or ()))
         self._calls[run_id] = call
         call.timer.__enter__()
 
@@ -206,7 +209,7 @@ class Watch(StreamMessagesHandler):
             return
         if message.id and not call.message_id:
             call.message_id = message.id
-        self.speech.hear(call.message_id or str(run_id), said_in(message))
+        self.speech.hear(call.message_id or str(run_id), said_in(message), call.place)
 
     @_on_loop
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_more: Any) -> None:
@@ -224,7 +227,7 @@ class Watch(StreamMessagesHandler):
             return
         if not call.begun and isinstance(message, AIMessage):
             call.message_id = message.id or str(run_id)
-            self.speech.hear(call.message_id, said_in(message))
+            self.speech.hear(call.message_id, said_in(message), call.place)
         self.speech.ended(call.message_id or str(run_id), message.id if message is not None else None)
 
     @_on_loop
@@ -237,15 +240,15 @@ class Watch(StreamMessagesHandler):
         self._account(call, _status(error), None)
         self.speech.ended(call.message_id or str(run_id))
 
-    def _left(self, run_id: UUID, error: BaseException | None) -> bool:
-        """A node is left; False where it was no node."""
-        timer = self._nodes.pop(run_id, None)
+    def _left(self, run_id: UUID, error: BaseException | None) -> SpokenAt | None:
+        """A node is left, which is in this place; None where it was no node."""
+        timer, place = self._nodes.pop(run_id, (None, None))
         if timer is None:
-            return False
+            return None
         timer.__exit__(type(error) if error is not None else None, None, None)
         if not self._nodes and self._graph is None:
             self.begin()
-        return True
+        return place
 
     def _note(self, call: _Call, message: AIMessage) -> None:
         about = message.response_metadata
@@ -265,6 +268,13 @@ class Watch(StreamMessagesHandler):
 
 def _nobody(_chunk: Any) -> None:
     """Nothing goes into LangGraph's stream."""
+
+
+def _place_in(metadata: Mapping[str, Any]) -> SpokenAt:
+    """Where in the graph LangGraph's metadata of a call says it is."""
+    namespace = str(metadata.get("langgraph_checkpoint_ns", "")).split(NS_SEP)[:-1]
+    step = metadata.get("langgraph_step", 0)
+    return SpokenAt(str(metadata.get("langgraph_node", "")), step if type(step) is int else 0, tuple(namespace))
 
 
 def _status(error: BaseException) -> CallStatus:

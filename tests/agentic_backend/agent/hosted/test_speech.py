@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from agentic_backend.agent.hosted.speech import Speech
-from agentic_backend.events import AgentEvent, Delta, Step, TextEnds, Thought
+from agentic_backend.agent.hosted.speech import Speech, SpokenAt
+from agentic_backend.events import AgentEvent, Delta, Speaks, Step, TextEnds, Thought
 from agentic_backend.llm.providers.reading import Said
 
 
@@ -16,12 +16,15 @@ class Heard:
 
     def __init__(self) -> None:
         self.shown: list[str] = []
+        self.speakers: list[Speaks] = []
         self.speech = Speech(self.take)
 
     def take(self, event: AgentEvent) -> None:
         if isinstance(event, Step):
             part = event.parts[0]
             self.shown.append(f">{part.get('content', part.get('name'))}")
+        elif isinstance(event, Speaks):
+            self.speakers.append(event)
         elif isinstance(event, TextEnds):
             self.shown.append("|")
         elif isinstance(event, Thought):
@@ -229,3 +232,29 @@ def test_however_messages_overlap_each_is_shown_once_and_whole(run: tuple[list[t
             # A message's calls come after its text, and its results after its calls.
             place = heard.shown.index(f"={one.text}")
             assert all(heard.shown.index(f">{one.id}-{call['name']}") > place for call in one.tool_calls)
+
+
+def test_each_text_and_step_says_whose_it_is_and_where_it_was_said() -> None:
+    heard, inner = Heard(), SpokenAt("think", 3, ("team:1",))
+    steps: list[Step] = []
+    speech = Speech(lambda event: steps.append(event) if isinstance(event, Step) else heard.take(event))
+    speech.hear("run-1", Said("Let me ", ""), inner)
+    speech.hear("run-1", Said("see.", ""), inner)
+    speech.ended("run-1", "msg-1")
+    speech.take(calling("msg-1", "Let me see.", "add"), SpokenAt("think", 3))
+    speech.take(result("msg-1-add", "5"), SpokenAt("tools", 4))
+    speech.hear("run-2", Said("Well", ""), SpokenAt("worker", 5))
+    speech.ended("run-2")
+    speech.take(AIMessage("Well", id="w", name="worker"), SpokenAt("worker", 5))
+    assert speech.answer([AIMessage("By hand.", id="own")], {}) == "By hand."
+    assert heard.speakers == [
+        Speaks("run-1", *inner),
+        Speaks("msg-1", *inner),
+        Speaks("run-2", "worker", 5),
+        Speaks("w", "worker", 5),
+        Speaks("own"),
+    ]
+    assert [step.metadata["extras"] for step in steps] == [
+        {"message_id": "msg-1", "node": "think"},
+        {"message_id": "result-msg-1-add", "node": "tools"},
+    ]
