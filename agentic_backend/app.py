@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentic_backend.agent import AGENT_PHASES, AgentKit, Catalog, DirectAnswer, TitleWriter, TurnAgents
+from agentic_backend.agent.hosted.memory import UserMemory
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.errors import HistoryUnavailable, LlmTimeout, TurnDeadline
 from agentic_backend.fleet.fleet import Fleet
@@ -328,8 +329,9 @@ class AgenticService(Service[AgenticSettings, State]):
                 None if fleet is None else fleet.views,
             ),
         )
+        persistence.threads.running = turns.registry.running_in
         doors = self._make_doors(
-            chat, turns, make_task_writer(settings, groups, kit, kpi).answer, metrics, fleet, tasks
+            chat, turns, persistence, make_task_writer(settings, groups, kit, kpi).answer, metrics, fleet, tasks
         )
         state = State(
             tasks, runtime, metrics, models, knowledge, catalog, persistence, turns, hub, chat, doors, audit, fleet
@@ -341,6 +343,7 @@ class AgenticService(Service[AgenticSettings, State]):
         self,
         chat: ChatServices,
         turns: Registries,
+        persistence: Persistence,
         answer_task: AnswerTask,
         metrics: AgenticMetrics,
         fleet: Fleet | None,
@@ -351,8 +354,13 @@ class AgenticService(Service[AgenticSettings, State]):
             registry=chat.registry,
             unkept=turns.unkept,
             store=chat.store,
+            threads=persistence.threads,
+            leftovers=chat.attachments.leftovers,
             sessions=chat.sessions,
             catalog=chat.catalog,
+            made=chat.agents.created,
+            policy=chat.agents.policy,
+            memory=UserMemory(persistence.graph_state),
             hub=chat.hub,
             kpi=chat.kpi,
             answer_task=answer_task,
@@ -427,6 +435,7 @@ class AgenticService(Service[AgenticSettings, State]):
         state.registry.begin_again(cut_off, until_known(persistence, state.chat.agents.created))
         if state.fleet is not None:
             state.fleet.start(state.registry)
+            tasks.spawn("watched-sessions", state.registry.watch_elsewhere, restart=True)
         make_retention(self._settings, persistence, state.registry, state.hub, state.metrics).start(tasks)
         make_replication(persistence, state.metrics).start(tasks)
         adoption = make_adoption(self._settings, persistence, state.fleet)

@@ -14,6 +14,7 @@ ServiceError (backend_kit.wire)
 └── TurnFailed                                   a turn that began and could not end well
     ├── LlmUnavailable, LlmRateLimited, LlmTimeout, LlmProtocol
     ├── KfUnavailable
+    ├── InputRefused                             what a client gave a graph, and the graph cannot take
     ├── NotKept
     └── TurnDeadline
 """
@@ -89,8 +90,8 @@ class AgentRefused(ServiceError):
 
     code: ClassVar[Code] = Code.BAD_REQUEST
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__()
+    def __init__(self, sentence: str, field: str | None = None) -> None:
+        super().__init__(field=field)
         self.sentence = sentence
 
 
@@ -212,6 +213,12 @@ class HistoryUnavailable(ServiceError):
 
 class TurnFailed(ServiceError):
     """A turn that was accepted and could not end with an answer."""
+
+
+class InputRefused(TurnFailed):
+    """A graph cannot take what a client gave it, which only its run could tell; `field` says what."""
+
+    code: ClassVar[Code] = Code.BAD_REQUEST
 
 
 class LlmUnavailable(TurnFailed):

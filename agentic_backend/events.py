@@ -62,7 +62,28 @@ class TextEnds:
     """The text so far was not the answer, although no step follows it: it becomes a thought."""
 
 
-AgentEvent = Delta | TextEnds | Thought | Step | Sources | Custom
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """What LangGraph's stream says of a hosted graph's run in one of its modes, `values` or `updates`, as JSON; only
+    where the ask wants it. `namespace` is that of a subgraph, empty for the graph itself."""
+
+    mode: str
+    namespace: tuple[str, ...]
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Speaks:
+    """The text that follows is that of a message of a hosted graph: the message's id there, and the node and the step
+    in which it is said. Again with another id, where the message has one only now."""
+
+    message_id: str
+    node: str = ""
+    step: int = 0
+    namespace: tuple[str, ...] = ()
+
+
+AgentEvent = Delta | TextEnds | Thought | Step | Sources | Custom | GraphOutput | Speaks
 Emit = Callable[[AgentEvent], None]
 """Hands an event to the turn. Never waits for a slow socket, and never raises."""
 

@@ -91,9 +91,9 @@ class FieldSpec(Section):
     type: FieldType = "string"
     """Type of the value, and how a form shows it."""
     title: str = ""
-    """Label in a form. Handed through to clients of `GET /agents`."""
+    """Label in a form, and in the schema of an assistant's context."""
     description: str | None = None
-    """What the value does. Handed through to clients of `GET /agents`."""
+    """What the value does, in a form and in that schema."""
     required: bool = False
     """Whether the value may not be empty."""
     default: JsonValue = None
@@ -127,7 +127,7 @@ class AgentTuning(Section):
     role: str = ""
     """One line under the agent's name. Handed through to clients of `GET /agents`."""
     description: str = ""
-    """What the agent is for. Handed through to clients of `GET /agents`."""
+    """What the agent is for, in lists of agents and of assistants."""
     tags: Annotated[tuple[str, ...], Listed] = ()
     """Words to group agents by. Handed through to clients of `GET /agents`."""
     fields: Annotated[tuple[FieldSpec, ...], Listed] = ()
@@ -921,6 +921,8 @@ class Doors(Section):
     """Whether OpenAI's API is served: `/v1/models`, `/v1/chat/completions`, `/v1/responses`."""
     agui: bool = True
     """Whether AG-UI is served: `/agui/{agent}`."""
+    langgraph: bool = True
+    """Whether LangGraph's Agent Server API is served: `/assistants`, `/threads`, `/runs`, `/store`."""
     mcp: bool = True
     """Whether the agents are tools of an MCP server: `/mcp`. It takes half a second and 20 MB more to start."""
     mcp_sessions_per_user: Count = 8

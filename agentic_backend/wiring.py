@@ -124,7 +124,12 @@ def door_routes(
     """The routes of the doors that are switched on. The packages of the others are not imported."""
     doors = settings.doors
     routes: list[BaseRoute] = []
-    for name, on in (("openai", doors.openai), ("agui", doors.agui), ("mcp", doors.mcp)):
+    for name, on in (
+        ("openai", doors.openai),
+        ("agui", doors.agui),
+        ("langgraph", doors.langgraph),
+        ("mcp", doors.mcp),
+    ):
         if on:
             routes += import_module(f"agentic_backend.surfaces.{name}").add_routes(services, identify)
     return routes

@@ -116,6 +116,10 @@ def _some_frames(follow: Follow, take: Callable[[], Sequence[bytes]]) -> list[by
     return frames
 
 
+def _frames_of(frame: bytes) -> tuple[bytes, ...]:
+    return (frame,) if frame else ()
+
+
 def _submit(turns: Turns, ask: Ask) -> Follow:
     """Start a turn and follow it from its beginning, without the events of an earlier run of the exchange."""
     turn = turns.submit(ask)
@@ -171,7 +175,7 @@ class NativeDialect:
 
     def take_frames(self, follow: Follow) -> list[bytes]:
         """See `Dialect.take_frames`."""
-        return _some_frames(follow, lambda: (follow.take_native().json,))
+        return _some_frames(follow, lambda: _frames_of(relay.native(follow.turn, follow.take())))
 
     def behind_bytes(self, follow: Follow) -> int:
         """See `Dialect.behind_bytes`."""

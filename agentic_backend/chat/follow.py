@@ -2,29 +2,23 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from agentic_backend.chat import relay
 from agentic_backend.session.stream import FrameBytes, Turn, TurnEvent
 
 _DELTA_CHARS = 64 * 1024
 
 
-class NativeEvent(NamedTuple):
-    """An event in turnwise.v1: `json` is the whole frame, which includes the type and the number."""
-
-    seq: int
-    type: bytes
-    json: bytes
-
-
 @dataclass(slots=True)
 class Follow:
-    """One followed turn: how many of its events have been written, and when following began (monotonic clock)."""
+    """One followed turn: how many of its events have been written, and when following began (monotonic clock).
+
+    Fragments of a message that have piled up are taken as one, of `most_chars` characters or more; 0: each as it came.
+    """
 
     turn: Turn
     cursor: int = 0
     since: float = field(default_factory=time.monotonic)
+    most_chars: int = _DELTA_CHARS
 
     @property
     def up_to_date(self) -> bool:
@@ -43,11 +37,6 @@ class Follow:
 
     def take(self) -> TurnEvent:
         """The next event; fragments of one message that have piled up are taken as one."""
-        event, count = self.turn.events.joined(self.cursor, _DELTA_CHARS)
+        event, count = self.turn.events.joined(self.cursor, self.most_chars)
         self.cursor += count
         return event
-
-    def take_native(self) -> NativeEvent:
-        """The next event in turnwise.v1."""
-        event = self.take()
-        return NativeEvent(event.seq, relay.native_type(event.payload), relay.native(self.turn, event))

@@ -30,6 +30,8 @@ from backend_kit.wire import dumps, field_of, storable
 MAX_DEPTH: Final = 32
 """Levels of nesting in a client's JSON that is stored or passed on; our encoder refuses 255, no client needs 32."""
 _INT_BITS: Final = 63
+MAX_RANK: Final = 2**31 - 2
+"""Of a message behind which an exchange may begin: its own question has a rank, too."""
 FRAMES_PER_S = 500.0
 BURST = 500.0
 
@@ -108,16 +110,18 @@ class CompatibleContext(RuntimeContext):
 
 
 class NativeAsk(_Frame):
-    """A question in the native protocol."""
+    """A question in the native protocol, or with `regenerate` in place of a message that of an earlier exchange."""
 
     type: Literal["ask"]
     session_id: Identifier
     agent_id: Identifier
-    message: Annotated[CleanText, Field(min_length=1)]
+    message: CleanText = ""
     client_exchange_id: Identifier | None = None
     runtime_context: RuntimeContext = RuntimeContext()
     if_busy: Literal["reject", "queue", "replace"] = "reject"
     on_disconnect: Literal["continue", "cancel"] = "continue"
+    after_rank: Annotated[int, Field(ge=-1, le=MAX_RANK)] | None = None
+    regenerate: Identifier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,18 @@ def parse_native(text: str, max_message_chars: int, *, unknown: Literal["forbid"
             raise UnknownType(field="type") from None
         field = "type" if kind == "union_tag_not_found" else field_of(problems, skip=1)
         raise BadRequest(field=field) from None
+    if isinstance(frame, NativeAsk):
+        _check_question(frame)
     _check_length(frame, max_message_chars)
     return frame
+
+
+def _check_question(frame: NativeAsk) -> None:
+    """Raise BadRequest where an ask has no question, or two, or two places for it."""
+    if bool(frame.message) == (frame.regenerate is not None):
+        raise BadRequest(field="message")
+    if frame.regenerate is not None and frame.after_rank is not None:
+        raise BadRequest(field="after_rank")
 
 
 def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
@@ -266,6 +280,8 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
         traceparent=asker.traceparent,
         model=context.model,
         lenient=isinstance(frame, CompatibleAsk),
+        after_rank=None if isinstance(frame, CompatibleAsk) else frame.after_rank,
+        regenerate=None if isinstance(frame, CompatibleAsk) else frame.regenerate,
     )
 
 

@@ -20,8 +20,16 @@ from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.frames import Asker, Resume
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
+from agentic_backend.chat.series import Series, SeriesStream
 from agentic_backend.chat.socket import ChatSocket, SocketMeters
-from agentic_backend.chat.sse import NATIVE, EventStream, StreamWriter, read_body, read_last_event_id
+from agentic_backend.chat.sse import (
+    NATIVE,
+    EventStream,
+    OpenStream,
+    StreamWriter,
+    read_body,
+    read_last_event_id,
+)
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import CountOverall
@@ -85,7 +93,7 @@ class SocketHub:
         self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit, admission.pace)
         # With when each was opened, on the monotonic clock.
         self._sockets: dict[ChatSocket, float] = {}
-        self._streams: dict[EventStream, float] = {}
+        self._streams: dict[OpenStream, float] = {}
         self._addresses: Counter[str] = Counter()
         self._connected = 0
         self._empty = asyncio.Event()
@@ -103,7 +111,7 @@ class SocketHub:
         return len(self._sockets) + len(self._streams)
 
     @property
-    def _everyone(self) -> tuple[ChatSocket | EventStream, ...]:
+    def _everyone(self) -> tuple[ChatSocket | OpenStream, ...]:
         return (*self._sockets, *self._streams)
 
     async def serve(self, websocket: WebSocket, turns: Turns) -> None:
@@ -161,6 +169,26 @@ class SocketHub:
             writer=writer,
         )
 
+    def series_stream(
+        self,
+        request: Request,
+        user_id: str,
+        session_id: str,
+        turns: Series,
+        writer: StreamWriter,
+        failed: Callable[[ServiceError], bytes],
+    ) -> SeriesStream:
+        """The answer that follows one turn of a session behind the other; otherwise as `event_stream`."""
+        return SeriesStream(
+            user_id=user_id,
+            session_id=session_id,
+            turns=turns,
+            failed=failed,
+            watched=lambda stream: self._streaming(stream, _address(request)),
+            delivered=self._meters.delivered,
+            writer=writer,
+        )
+
     async def check_peers(self) -> None:
         """Check every peer once a second, until cancelled."""
         while True:
@@ -178,7 +206,7 @@ class SocketHub:
         self._metrics.sse_streams.set(len(self._streams))
         self._metrics.outbox_bytes.set(behind)
 
-    def _look_at(self, peer: ChatSocket | EventStream, now: float) -> int:
+    def _look_at(self, peer: ChatSocket | OpenStream, now: float) -> int:
         """Check one peer; returns the bytes that wait to be sent to it."""
         rules = self._rules
         clock = peer.clock
@@ -208,9 +236,11 @@ class SocketHub:
         """Refuse new connections; each socket closes with 1012 once its turns have ended and each ask that waited for
         them has been told that it is refused. Returns how many are idle.
 
-        A socket that closes already does that in its own way. A stream ends with its turn anyway.
+        A socket that closes already does that in its own way. A stream ends with its turn.
         """
         self.draining = True
+        for stream in self._streams:
+            stream.drain()
         idle = [socket for socket in self._sockets if not socket.outbox.busy]
         for socket in self._sockets:
             if socket.outbox.closing is None:
@@ -243,7 +273,7 @@ class SocketHub:
                 del self._addresses[address]
 
     @contextlib.contextmanager
-    def _streaming(self, stream: EventStream, address: str) -> Iterator[None]:
+    def _streaming(self, stream: OpenStream, address: str) -> Iterator[None]:
         with self._counted(address):
             self._streams[stream] = time.monotonic()
             self._empty.clear()
@@ -366,7 +396,7 @@ class SocketHub:
         return [now - at for at in sockets] + [0.0 for stream in self._streams if stream.user_id == user_id]
 
     def _opened_at(self, user_id: str) -> list[float]:
-        everyone: list[tuple[ChatSocket | EventStream, float]] = [*self._sockets.items(), *self._streams.items()]
+        everyone: list[tuple[ChatSocket | OpenStream, float]] = [*self._sockets.items(), *self._streams.items()]
         return [at for peer, at in everyone if peer.user_id == user_id]
 
     def holders(self) -> set[str]:

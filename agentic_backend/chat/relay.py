@@ -5,6 +5,7 @@ from typing import Any
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
+    SILENT,
     Accepted,
     Awaiting,
     Cancelled,
@@ -40,16 +41,18 @@ _NATIVE_TYPES: dict[type[Payload], bytes] = {
 
 
 def native(turn: Turn, event: TurnEvent) -> bytes:
-    """The frame of an event in turnwise.v1."""
+    """The frame of an event in turnwise.v1; empty for one of another door's alone."""
     payload = event.payload
     if isinstance(payload, TextDelta):
         return native_delta(turn, event.seq, payload.rank, payload.channel, payload.text)
+    if isinstance(payload, SILENT):
+        return b""
     number = b',"seq":%d' % event.seq if event.seq else b""
     return b'{"type":"%b",%b%b%b}' % (native_type(payload), turn.head, number, _native_fields(turn, payload))
 
 
 def native_type(payload: Payload) -> bytes:
-    """The `type` of an event in turnwise.v1."""
+    """The `type` of an event in turnwise.v1; not of one without a frame."""
     return _NATIVE_TYPES[type(payload)]
 
 

@@ -6,7 +6,7 @@ is written of it a `StreamWriter` says: our own of native events here, those of 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -67,6 +67,11 @@ class StreamWriter(Protocol):
     def over(self) -> bool:
         """Whether the stream has its end before its turn: nothing more is said. To be asked after a `write`."""
 
+    @property
+    def owed(self) -> Callable[[], Awaitable[bytes]] | None:
+        """What has to be waited for, and sent, before anything else is written; None: nothing. To be asked after a
+        `write`."""
+
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """What is sent for an event, the terminal one included; empty: nothing. Fragments of a message that have piled
         up come as one."""
@@ -81,12 +86,15 @@ class NativeWriter:
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT
     over = False
+    owed = None
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """See `StreamWriter`."""
+        if not (frame := relay.native(turn, event)):
+            return b""
         # JSON has no line breaks outside its strings, and in them they are escaped: it is one line of data.
         number = b"id: %d\n" % event.seq if event.seq else b""
-        kind, frame = relay.native_type(event.payload), relay.native(turn, event)
+        kind = relay.native_type(event.payload)
         return b"%bevent: %b\ndata: %b\n\n" % (number, kind, frame)
 
     def refuse(self, request: Request, failure: Failed) -> Response:
@@ -98,11 +106,10 @@ class NativeWriter:
 NATIVE = NativeWriter()
 
 
-class EventStream(Response):
-    """Answers a request with the events of one turn until its end.
+class OpenStream(Response):
+    """What every answer with an event stream is: what of a turn is written, how that is sent, and how it ends early.
 
-    An ask that is refused before its turn begins gets an HTTP error, so the response head waits for the first event,
-    but no longer than until the first `heartbeat`.
+    Who implements it says in `_write` what the answer is, and sends by `_catch_up` and `_send`.
     """
 
     media_type = "text/event-stream"
@@ -111,17 +118,16 @@ class EventStream(Response):
         self,
         *,
         user_id: str,
-        begin: Callable[[], Follow],
-        watched: Callable[["EventStream"], AbstractContextManager[None]],
+        watched: Callable[["OpenStream"], AbstractContextManager[None]],
         delivered: Callable[[float], None],
-        writer: StreamWriter = NATIVE,
+        writer: StreamWriter,
     ) -> None:
-        """`begin` returns the turn and the position to start from; `watched` is entered while the stream is open."""
+        """`watched` is entered while the stream is open; `delivered` gets the seconds that a turn's end took to be
+        written."""
         super().__init__()
         self._writer = writer
         self.user_id = user_id
         self.clock = SendClock()
-        self._begin = begin
         self._watched = watched
         self._delivered = delivered
         self._follow: Follow | None = None
@@ -142,14 +148,21 @@ class EventStream(Response):
         state = scope["state"]
         self._abort = state["abort"]
         with self._watched(self):
-            self._follow = follow = self._begin()
-            follow.turn.follow(self._notice)
+            self._open()
             state["on_gone"](self._leave)
             try:
-                await self._write(follow, scope, receive, send)
+                await self._write(scope, receive, send)
             finally:
                 state["on_gone"](None)
-                self._let_go(follow)
+                self._let_go()
+
+    def _open(self) -> None:
+        """Begin to follow, as soon as the stream counts."""
+        raise NotImplementedError
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the whole answer."""
+        raise NotImplementedError
 
     @property
     def outbox_bytes(self) -> int:
@@ -174,30 +187,43 @@ class EventStream(Response):
         if self._abort is not None:
             self._abort()
 
-    async def _write(self, follow: Follow, scope: Scope, receive: Receive, send: Send) -> None:
-        turn, writer = follow.turn, self._writer
-        while follow.up_to_date and not (turn.has_published or turn.ended or self._silent):
-            if not await self._woken():
-                return
-        refusal = turn.events[turn.earlier].payload if turn.has_published else None
-        if isinstance(refusal, Failed) and refusal.refused:
-            await writer.refuse(Request(scope), refusal)(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *writer.headers]})
+    def drain(self) -> None:
+        """The process ends: end with the turn that is followed."""
+
+    def _take_up(self, follow: Follow) -> None:
+        """Begin to follow a turn."""
+        self._follow = follow
+        follow.turn.follow(self._notice)
+
+    async def _begin_answer(self, scope: Scope, send: Send) -> None:
+        """Send the head of the answer."""
+        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._writer.headers]})
         self._send_now = scope["state"].get("send_now")  # not of every server
-        while True:
-            while self._unsent or not (follow.up_to_date or writer.over):
-                said, self._unsent = self._unsent or writer.write(turn, follow.take()), b""
-                if said:
-                    await self._send(send, said)
-            if turn.ended or writer.over:
-                break
-            if self._silent:
-                self._silent = False
-                await self._send(send, writer.heartbeat)
-            elif not await self._woken():
-                return
-        await self._send(send, b"", more=False)
+
+    async def _catch_up(self, send: Send) -> None:
+        """Send all that is there to be sent of the turn that is followed."""
+        writer, follow = self._writer, self._follow
+        while self._unsent or writer.owed or not (follow is None or follow.up_to_date or writer.over):
+            if said := await self._next(follow):
+                await self._send(send, said)
+
+    async def _beat_or_wait(self, send: Send) -> bool:
+        """Send a heartbeat that is due, else wait for something to send; False once the client has gone."""
+        if not self._silent:
+            return await self._woken()
+        self._silent = False
+        await self._send(send, self._writer.heartbeat)
+        return True
+
+    async def _next(self, follow: Follow | None) -> bytes:
+        """What is to be sent next."""
+        said, self._unsent = self._unsent, b""
+        if said:
+            return said
+        owed = self._writer.owed
+        if owed is not None:
+            return await owed()
+        return b"" if follow is None else self._writer.write(follow.turn, follow.take())
 
     def _notice(self) -> None:
         """Something has happened in the turn: it is said soon, with what else happens until then."""
@@ -215,7 +241,7 @@ class EventStream(Response):
             return
         failed = True
         try:
-            while not (self._unsent or follow.up_to_date or self._writer.over):
+            while not (self._unsent or follow.up_to_date or self._writer.owed or self._writer.over):
                 said = self._writer.write(follow.turn, follow.take())
                 if not said:
                     continue
@@ -223,7 +249,7 @@ class EventStream(Response):
                     clock.last_sent = time.monotonic()
                 else:
                     self._unsent = said
-            if self._unsent or self._writer.over:
+            if self._unsent or self._writer.owed or self._writer.over:
                 self._wake.set()
             failed = False
         finally:
@@ -252,13 +278,61 @@ class EventStream(Response):
             clock.last_sent, clock.since = time.monotonic(), 0.0
             self._in_hand = b""
 
-    def _let_go(self, follow: Follow) -> None:
+    def _let_go(self) -> None:
         """Stop following; cancel the turn if its ask says so and nobody else follows it."""
-        turn = follow.turn
-        turn.unfollow(self._notice)
+        follow = self._follow
         if self._due is not None:
             self._due.cancel()
+            self._due = None
+        if follow is None:
+            return
+        turn = follow.turn
+        turn.unfollow(self._notice)
         if turn.ended:
             self._delivered(follow.behind_s)
         elif turn.ask.on_disconnect == "cancel" and not turn.followed:
             turn.cancel()
+
+
+class EventStream(OpenStream):
+    """Answers a request with the events of one turn until its end.
+
+    An ask that is refused before its turn begins gets an HTTP error, so the response head waits for the first event,
+    but no longer than until the first `heartbeat`.
+    """
+
+    def __init__(
+        self,
+        *,
+        user_id: str,
+        begin: Callable[[], Follow],
+        watched: Callable[[OpenStream], AbstractContextManager[None]],
+        delivered: Callable[[float], None],
+        writer: StreamWriter = NATIVE,
+    ) -> None:
+        """`begin` returns the turn and the position to start from; the rest is as in `OpenStream`."""
+        super().__init__(user_id=user_id, watched=watched, delivered=delivered, writer=writer)
+        self._begin = begin
+
+    def _open(self) -> None:
+        self._take_up(self._begin())
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        follow, writer = self._follow, self._writer
+        assert follow is not None, "it has been opened"
+        turn = follow.turn
+        while follow.up_to_date and not (turn.has_published or turn.ended or self._silent):
+            if not await self._woken():
+                return
+        refusal = turn.events[turn.earlier].payload if turn.has_published else None
+        if isinstance(refusal, Failed) and refusal.refused:
+            await writer.refuse(Request(scope), refusal)(scope, receive, send)
+            return
+        await self._begin_answer(scope, send)
+        while True:
+            await self._catch_up(send)
+            if turn.ended or writer.over:
+                break
+            if not await self._beat_or_wait(send):
+                return
+        await self._send(send, b"", more=False)

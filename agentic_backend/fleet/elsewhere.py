@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Protocol
@@ -19,6 +19,7 @@ from agentic_backend.fleet.statements import (
     HAND_OVER,
     HOLDER_OF_EXCHANGE,
     HOLDER_OF_SESSION,
+    NEWEST_ELSEWHERE,
     SAY_DRAINING,
     TAKERS,
     VOID_LEASE,
@@ -27,7 +28,7 @@ from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
 from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Session
-from agentic_backend.session.store import TurnStore
+from agentic_backend.session.store import NewestElsewhere, TurnStore
 from agentic_backend.session.stream import Ask, Turn, TurnEvent
 from agentic_backend.spool.pending import Key, Pending
 from backend_kit.aio import TaskRegistry
@@ -148,6 +149,13 @@ class FleetTurns:
         if holder is None or holder.holder == self._me:
             return None
         return AskRecord.decode(holder.ask.encode())
+
+    async def newest(self, sessions: Sequence[tuple[str, str]]) -> list[NewestElsewhere]:
+        """See `Elsewhere`."""
+        session_ids, user_ids = [one for one, _ in sessions], [user for _, user in sessions]
+        asked = {"session_ids": session_ids, "user_ids": user_ids, "me": self._me}
+        rows = await self._queries.fetch("newest_elsewhere", NEWEST_ELSEWHERE, asked)
+        return [NewestElsewhere(row.session_id, row.user_id, row.exchange_id, row.next_rank) for row in rows]
 
     async def stop(self, exchange_id: str, user_id: str) -> bool:
         """See `Elsewhere`."""

@@ -89,6 +89,16 @@ HOLDER_OF_SESSION = text(f"{_HOLDER} session.session_id = :session_id")
 HOLDER_OF_EXCHANGE = text(f"{_HOLDER} lease.exchange_id = :exchange_id")
 """Of a turn that runs now; `ask` is its record."""
 
+# What a stream that is open here has to tell: the turns of its session that others run, and have run.
+NEWEST_ELSEWHERE = text("""
+SELECT session.session_id, session.user_id, lease.exchange_id,
+    coalesce((session.session_data->>'next_rank')::bigint, 0) AS next_rank
+FROM unnest(CAST(:session_ids AS text[]), CAST(:user_ids AS text[])) AS watched(session_id, user_id)
+    JOIN session ON session.session_id = watched.session_id AND session.user_id = watched.user_id
+    JOIN session_lease AS lease ON lease.session_id = session.session_id
+WHERE lease.holder <> :me
+""")
+
 # Dead is who left, or has not renewed for a full period in which the judge itself was steady. Of many that look at
 # once each gets others: a lease that another has just taken is judged again by its row as it is then, and must be that
 # of the same dead one (an outer join there would find no instance, and take the lease of a living one for one of who

@@ -114,6 +114,13 @@ def _count(value: Any) -> int:
     return value
 
 
+def _whole(value: Any) -> int:
+    """LangGraph counts steps from -1."""
+    if type(value) is not int:
+        raise ValueError("not a whole number")
+    return value
+
+
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise ValueError("not a text")
@@ -239,6 +246,8 @@ KINDS: Final = (
     _Kind("delta", TextDelta, _COUNT, _Form(_channel), _TEXT),
     _Kind("thought", stream.ThoughtDelta, _TEXT),
     _Kind("custom", stream.CustomSaid, _JSON),
+    _Kind("graph", stream.GraphSaid, _TEXT, _tuple_of(_TEXT), _JSON),
+    _Kind("spoken_by", stream.SpokenBy, _COUNT, _TEXT, _TEXT, _Form(_whole), _tuple_of(_TEXT)),
     _Kind("message", stream.Whole, _MESSAGE),
     _Kind("sources", stream.Cited, _HITS),
     _Kind("session", stream.SessionChanged, _SESSION),

@@ -29,7 +29,7 @@ _AGGREGATES: Final = {
 }
 
 SUMMARY: Final = text("""
-SELECT count(*) AS sessions_total, count(DISTINCT agent_id) AS agents_active_total,
+SELECT count(*) AS sessions_total, count(DISTINCT nullif(agent_id, '')) AS agents_active_total,
     coalesce(sum(attached), 0) AS attachments_total, count(attached) AS attachments_sessions,
     coalesce(max(attached), 0) AS max_attachments_per_session
 FROM session LEFT JOIN (

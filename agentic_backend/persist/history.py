@@ -7,9 +7,10 @@ from typing import Final
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
 from agentic_backend.persist.queries import Queries
+from agentic_backend.session.branches import Fork, forks_in, line_forks, marked, superseded_by
 from agentic_backend.session.models import HistoryPage, HistoryWindow, TurnRecord
-from agentic_backend.spool.pending import Key, Op, Pending
-from agentic_backend.spool.statements import CUT_MESSAGE_PIECE, HISTORY_PAGE, MESSAGE_PIECE
+from agentic_backend.spool.pending import RANK_LIMIT, Key, Op, Pending, superseded_ranks
+from agentic_backend.spool.statements import CUT_MESSAGE_PIECE, FORKS, HISTORY_PAGE, MESSAGE_PIECE
 
 PAGE_BYTES: Final = 256 * 1024
 """Of the messages of a page, unless it has one alone. A page is in memory three times while it is read."""
@@ -17,16 +18,33 @@ LARGE_BYTES: Final = 1024 * 1024
 """A message above this is no page, but read in pieces."""
 PIECE_CHARS: Final = 256 * 1024
 """Of a large message, read at a time: at most four times as many bytes."""
-RANK_LIMIT: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A pending turn with the ranks of its messages. Those of a small one are kept, of a large one read again."""
+    """A pending turn with the ranks of its messages, and what it supersedes. The messages of a small one are kept, of a
+    large one read again."""
 
     op: Op
     ranks: tuple[int, ...]
     messages: tuple[ChatMessage, ...] | None
+    forks: tuple[Fork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a reading of a session leaves out, or marks: the same from its first page to its last.
+
+    `superseded` are the parameters by which statements know what to leave out. With `marks`, the forks by which
+    superseded messages are marked, they leave out nothing.
+    """
+
+    superseded: dict[str, object]
+    marks: tuple[Fork, ...] = ()
+
+    def marked(self, message: bytes, rank: int) -> bytes:
+        """The message as it is told."""
+        return marked(message, superseded_by(self.marks, rank)) if self.marks else message
 
 
 class HistoryReader:
@@ -43,31 +61,52 @@ class HistoryReader:
         """See `SessionStore.pages`. What is committed while this reads is found in one of the two, and told once."""
         if window.limit == 0:
             return
+        end = RANK_LIMIT if window.up_to is None else min(window.up_to + 1, RANK_LIMIT)
         # Before Postgres, not after: what is committed in between is then in at least one of the two.
         waiting = await self._waiting(key)
-        ranks = [rank for one in waiting for rank in one.ranks]
-        end = max(0, len(ranks) - window.offset)
-        chosen = ranks[:end] if window.limit is None else ranks[end - min(end, window.limit) : end]
-        below = ranks[0] if ranks else RANK_LIMIT
+        pending_forks = [fork for one in waiting for fork in one.forks]
+        on_line = line_forks(pending_forks, window.up_to)
+        ranks = [rank for one in waiting for rank in one.ranks if rank < end]
+        below = ranks[0] if ranks else end
+        if not window.branches:
+            ranks = [rank for rank in ranks if superseded_by(on_line, rank) is None]
+        last = max(0, len(ranks) - window.offset)
+        chosen = ranks[:last] if window.limit is None else ranks[last - min(last, window.limit) : last]
         limit = None if window.limit is None else min(window.limit, RANK_LIMIT) - len(chosen)
+        # What of all this was pending is told as it was when this began: of stored forks those before it count.
+        line = _Line(superseded_ranks(on_line, below))
         if below > 0 and limit != 0:
-            if ranks and self._queries.just_failed:
+            if waiting and self._queries.just_failed:
                 # The look-up of the session has waited already; only pending turns have brought the reader this far.
                 raise HistoryUnavailable("the older part of the history is in Postgres")
+            if window.branches:
+                forks = [*await self._stored_forks(key, below), *pending_forks]
+                line = _Line(superseded_ranks((), 0), tuple(line_forks(forks, window.up_to)))
             older = HistoryWindow(limit, min(max(0, window.offset - len(ranks)), RANK_LIMIT))
-            async for page in self._stored(key, 0, below, older, more=bool(chosen)):
+            async for page in self._stored(key, 0, below, older, line, more=bool(chosen)):
                 yield page
+        elif window.branches:
+            line = _Line(line.superseded, tuple(on_line))
         if chosen:
-            async for page in self._newer(key, waiting, chosen):
+            async for page in self._newer(key, waiting, chosen, line):
                 yield page
 
-    async def pieces(self, key: Key, rank: int, text: HistoryWindow | None) -> AsyncIterator[bytes]:
+    async def _stored_forks(self, key: Key, below: int) -> list[Fork]:
+        values: dict[str, object] = {"session_id": key[0], "user_id": key[1], "forks_below": below}
+        rows = await self._queries.fetch("forks", FORKS, values)
+        return [Fork(row.rank, row.after_rank, row.exchange_id) for row in rows]
+
+    async def pieces(
+        self, key: Key, rank: int, text: HistoryWindow | None, pending_forks: Sequence[Fork]
+    ) -> AsyncIterator[bytes]:
         """See `SessionStore.message`, of which this reads what Postgres has."""
         statement, op = MESSAGE_PIECE, "get_message"
         values: dict[str, object] = {"session_id": key[0], "user_id": key[1], "rank": rank, "chars": PIECE_CHARS}
         if text is not None:
             statement, op = CUT_MESSAGE_PIECE, "get_cut_message"
             values |= {"text_start": min(text.offset, RANK_LIMIT - 1) + 1, "text_chars": text.limit}
+        forks = line_forks({*await self._stored_forks(key, RANK_LIMIT), *pending_forks})
+        values["superseded_by"] = superseded_by(forks, rank)
         start, size = 1, None
         while True:
             rows = await self._queries.fetch(op, statement, {**values, "start": start})
@@ -90,7 +129,8 @@ class HistoryReader:
             kept += op.size
             ranks = tuple(message.rank for message in messages)
             if ranks:
-                found.append(_Waiting(op, ranks, messages if kept <= PAGE_BYTES else None))
+                small = messages if kept <= PAGE_BYTES else None
+                found.append(_Waiting(op, ranks, small, tuple(forks_in(messages[:1]))))
         return found
 
     async def _messages(self, op: Op) -> tuple[ChatMessage, ...]:
@@ -98,29 +138,31 @@ class HistoryReader:
         body = (await self._pending.read([op])).get(op)
         return () if body is None else TurnRecord.decode(body).messages
 
-    async def _newer(self, key: Key, waiting: Sequence[_Waiting], chosen: Sequence[int]) -> AsyncIterator[HistoryPage]:
-        first, last = chosen[0], chosen[-1]
+    async def _newer(
+        self, key: Key, waiting: Sequence[_Waiting], chosen: Sequence[int], line: _Line
+    ) -> AsyncIterator[HistoryPage]:
+        wanted = set(chosen)
         told: list[bytes] = []
         size = 0
         for one in waiting:
-            if one.ranks[-1] < first or one.ranks[0] > last:
+            mine = [rank for rank in one.ranks if rank in wanted]
+            if not mine:
                 continue
             messages = await self._messages(one.op) if one.messages is None else one.messages
-            wanted = [message.json for message in messages if first <= message.rank <= last]
-            if told and (not messages or size + sum(map(len, wanted)) > PAGE_BYTES):
+            said = [line.marked(message.json, message.rank) for message in messages if message.rank in wanted]
+            if told and (not messages or size + sum(map(len, said)) > PAGE_BYTES):
                 yield HistoryPage(told)
                 told, size = [], 0
             if not messages:
                 # It has been committed since.
-                below = min(one.ranks[-1], last) + 1
-                async for page in self._stored(key, max(first, one.ranks[0]), below, HistoryWindow(), more=True):
+                async for page in self._stored(key, mine[0], mine[-1] + 1, HistoryWindow(), line, more=True):
                     yield page
-            told += wanted
-            size += sum(map(len, wanted))
+            told += said
+            size += sum(map(len, said))
         yield HistoryPage(told, last=True)
 
     async def _stored(
-        self, key: Key, first: int, below: int, window: HistoryWindow, *, more: bool
+        self, key: Key, first: int, below: int, window: HistoryWindow, line: _Line, *, more: bool
     ) -> AsyncIterator[HistoryPage]:
         """The window over the messages from `first` to before `below` in Postgres. `more`: others follow."""
         values: dict[str, object] = {
@@ -131,12 +173,14 @@ class HistoryReader:
         }
         while True:
             place = {"first": first, "below": below, "limit": window.limit, "offset": window.offset}
-            rows = await self._queries.fetch("history", HISTORY_PAGE, values | place)
+            rows = await self._queries.fetch("history", HISTORY_PAGE, values | place | line.superseded)
             if not rows:
                 return
             reached, last = rows[-1].rank, rows[-1].last
             large = rows[0].rank if rows[0].message is None else None
-            messages = [] if large is not None else [row.message.encode() for row in rows]
+            messages = [] if large is not None else [line.marked(row.message.encode(), row.rank) for row in rows]
+            # A fork that is committed while this is read does not count any more.
+            line = _Line({"superseded": rows[0].superseded, "forks_below": 0}, line.marks)
             del rows  # not held while the page is sent
             yield HistoryPage(messages, large, reached == last and not more)
             if reached == last:

@@ -19,7 +19,9 @@ from agentic_backend.persist.grants import PostgresGrants
 from agentic_backend.persist.graph_pool import GraphPool
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
-from agentic_backend.session.models import MAX_RESTARTS, AskRecord, Session, TurnRecord
+from agentic_backend.persist.threads import PostgresThreads
+from agentic_backend.session.models import MAX_RESTARTS, AskRecord, TurnRecord
+from agentic_backend.session.threads import LeftByTurn, left_by
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.batcher import Batcher, BatchRules
 from agentic_backend.spool.cache import HistoryCache
@@ -70,8 +72,8 @@ class PersistenceRules:
 class Persistence:
     """Owns the pools, the spool, the queue and the batcher; provides the ports of the session layer.
 
-    `store` reads (SessionStore), `log` takes finished turns (TurnLog); `agents`, `grants`, `attachments`, `feedback`
-    and `figures` are named for their ports.
+    `store` reads (SessionStore), `log` takes finished turns (TurnLog); `threads`, `agents`, `grants`, `attachments`,
+    `feedback` and `figures` are named for their ports.
     `on_state` gets each state of connecting to the database; after `refused` the service can never become ready and
     should end, as it should when `give_up` is called with the exit code, because it can have no claim on the database
     (`Owner`). `possessions` is what this process took at its start. Construct it on the event loop: it counts what an
@@ -128,6 +130,7 @@ class Persistence:
             commit_s=commit_s,
             spool_s=spool_s,
         )
+        self.threads = PostgresThreads(queries, self.pending, self.batcher, self.store, commit_s=commit_s)
         parts = (self.batcher, self.pending, self.spool, self.cache)
         self.log = PersistentTurnLog(
             chosen.ack, *parts, metrics, database_s=ack_s, spool_s=spool_s, notes_asks=not many
@@ -135,8 +138,7 @@ class Persistence:
         self._graphs = GraphPool(settings.storage.postgres, metrics, settings.ai.graph_connections)
         self.checkpoints = PostgresCheckpoints(self._graphs)
         self.graph_state = PostgresGraphState(self._graphs)
-        self._metrics = metrics
-        self._tasks = tasks
+        self._metrics, self._tasks = metrics, tasks
         self._on_state = on_state
         self._quiet = QuietLog(logger)
         if self.spool is not None:
@@ -298,7 +300,7 @@ class _Left:
     """What an earlier process left in a spool: turns that it cut off, by their ids, and what is known of the rest."""
 
     asks: list[tuple[int, AskRecord]]
-    known: dict[int, Session | Change]
+    known: dict[int, LeftByTurn | Change]
 
     def ops(self, spool: Spool) -> Iterator[Op]:
         """All but the turns that were cut off, in order."""
@@ -312,9 +314,9 @@ def _read_left(spool: Spool) -> _Left:
     asks = [entry.id for entry in spool.waiting if entry.kind == "ask"]
     changes = {entry.id for entry in spool.waiting if entry.kind == "change"}
     newest = {entry.key: entry.id for entry in spool.waiting if entry.kind == "turn"}
-    known: dict[int, Session | Change] = {}
+    known: dict[int, LeftByTurn | Change] = {}
     for id_, body in _bodies(spool, [*newest.values(), *changes]):
-        known[id_] = Change.decode(body) if id_ in changes else TurnRecord.decode(body).session
+        known[id_] = Change.decode(body) if id_ in changes else left_by(TurnRecord.decode(body))
     return _Left([(id_, AskRecord.decode(body)) for id_, body in _bodies(spool, asks)], known)
 
 
@@ -325,13 +327,13 @@ def _bodies(spool: Spool, ids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             yield row.id, row.body
 
 
-def _op(entry: Entry, known: Session | Change | None) -> Op:
+def _op(entry: Entry, known: LeftByTurn | Change | None) -> Op:
     op = Op(entry.kind, entry.key, entry.exchange_id, entry.size, None, id=entry.id)
     op.at -= max(0.0, time.time() - entry.at)
     if isinstance(known, Change):
         op.change = known
-    else:
-        op.after = known
+    elif known is not None:
+        op.after, op.state, op.told_at = known
     return op
 
 

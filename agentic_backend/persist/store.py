@@ -11,14 +11,15 @@ from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.persist.history import RANK_LIMIT, HistoryReader
+from agentic_backend.persist.history import HistoryReader
 from agentic_backend.persist.listing import SessionList, session_of
 from agentic_backend.persist.queries import Queries
+from agentic_backend.session.branches import Standing, forks_in, line_forks, marked, standing_of, superseded_by
 from agentic_backend.session.models import HistoryPage, HistoryWindow, Session, SessionsWanted, checkpoint_of, cut_texts
 from agentic_backend.session.store import ALL_SESSIONS
 from agentic_backend.spool.batcher import Batcher
 from agentic_backend.spool.cache import HistoryCache, RememberedExchange
-from agentic_backend.spool.pending import Change, Key, Pending, overlaid
+from agentic_backend.spool.pending import RANK_LIMIT, Change, Key, Pending, PendingLine, overlaid, superseded_ranks
 from agentic_backend.spool.statements import (
     CREATE_SESSION,
     EXCHANGE,
@@ -26,6 +27,7 @@ from agentic_backend.spool.statements import (
     GET_SESSION,
     NEWEST_CHECKPOINT,
     REMEMBERED,
+    STANDING,
     TOUCH_SESSION,
 )
 from backend_kit.auth import AuditEvent
@@ -70,8 +72,10 @@ class PostgresSessionStore:
         self._cache = cache
         self._metrics = metrics
 
-    async def create(self, session: Session, most: int = 0) -> Literal["made", "there"] | None:
-        """See `SessionStore`."""
+    async def create(
+        self, session: Session, most: int = 0, metadata: dict[str, Any] | None = None
+    ) -> Literal["made", "there"] | None:
+        """See `SessionStore`, and `ThreadStore` with `metadata`."""
         data = {"title": session.title, "next_rank": session.next_rank, "preferences": session.preferences}
         values = {
             "session_id": session.id,
@@ -80,6 +84,7 @@ class PostgresSessionStore:
             "data": dumps(data).decode(),
             "updated_at": session.updated_at,
             "version": session.version,
+            "metadata": dumps(metadata or {}).decode(),
             "most": most,
         }
         try:
@@ -164,16 +169,30 @@ class PostgresSessionStore:
         rows = await self._queries.fetch("exchange_ids", EXCHANGE_IDS, {**_of(key), "most": most})
         return set(islice(pending | {row.exchange_id for row in rows}, most))
 
-    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str, up_to: int | None = None) -> str:
         """See `SessionStore`. Read from memory where it is pending, else by one query."""
         key = (session_id, user_id)
         if not self._may_exist(key):
             return ""
-        for message in reversed(await self._pending.messages(key)):
+        line = PendingLine.of(await self._pending.messages(key), up_to)
+        for message in reversed(line.messages):
             if checkpoint := checkpoint_of(message, agent_id):
                 return checkpoint
-        rows = await self._queries.fetch("newest_checkpoint", NEWEST_CHECKPOINT, {**_of(key), "agent_id": agent_id})
+        values = {**_of(key), "agent_id": agent_id, **line.stored()}
+        rows = await self._queries.fetch("newest_checkpoint", NEWEST_CHECKPOINT, values)
         return str(rows[0].checkpoint) if rows else ""
+
+    async def standing(self, session_id: str, user_id: str, rank: int) -> Standing | None:
+        """See `SessionStore`. Read from memory where it is pending, else by one query."""
+        key = (session_id, user_id)
+        if not self._may_exist(key) or not 0 <= rank <= RANK_LIMIT:
+            return None
+        messages = await self._pending.messages(key)
+        if (standing := standing_of(messages, rank)) is not None:
+            return standing
+        values = {**_of(key), "rank": rank, **superseded_ranks(line_forks(forks_in(messages)), RANK_LIMIT)}
+        rows = await self._queries.fetch("standing", STANDING, values)
+        return Standing(rows[0].live, rows[0].follows is not False) if rows else None
 
     async def exchange(self, session_id: str, user_id: str, exchange_id: str) -> list[bytes]:
         """See `SessionStore`. Raises `StorageFull` as described there."""
@@ -203,33 +222,46 @@ class PostgresSessionStore:
         key = (session_id, user_id)
         if not self._may_exist(key) or not 0 <= rank <= RANK_LIMIT:
             return
-        for message in await self._pending.messages(key):
+        pending = await self._pending.messages(key)
+        forks = forks_in(pending)
+        for message in pending:
             if message.rank == rank:
-                yield message.json if text is None else cut_texts(message.json, text)
+                whole = marked(message.json, superseded_by(line_forks(forks), rank))
+                yield whole if text is None else cut_texts(whole, text)
                 return
-        async for piece in self._reader.pieces(key, rank, text):
+        async for piece in self._reader.pieces(key, rank, text, forks):
             yield piece
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
-        """User texts and answers of the last exchanges, oldest first, as context for an agent.
+    async def remembered(
+        self, session_id: str, user_id: str, max_exchanges: int, up_to: int | None = None
+    ) -> list[HistoryItem]:
+        """See `SessionStore`.
 
         Exchanges that failed, were interrupted or have no answer count among the last ones but are left out. Read from
-        memory if the session was used lately, else by one query.
+        memory if the session was used lately, else by one query: up to a rank always by that.
         """
         key = (session_id, user_id)
         if max_exchanges <= 0 or not self._may_exist(key):
             return []
-        exchanges = self._cache.get(key, max_exchanges)
+        exchanges = self._cache.get(key, max_exchanges) if up_to is None else None
         self._metrics.cache_request("history", hit=exchanges is not None)
         if exchanges is None:
-            exchanges = await self._restore(key, max_exchanges)
-        return [item for exchange in exchanges for item in (exchange.question, exchange.answer)]
+            exchanges = await self._restore(key, max_exchanges, up_to)
+        return [item for exchange in exchanges for item in exchange.items]
 
-    async def _restore(self, key: Key, depth: int) -> list[RememberedExchange]:
-        loading = self._cache.load(key, depth, await self._pending.records(key))
+    async def _restore(self, key: Key, depth: int, up_to: int | None) -> list[RememberedExchange]:
+        records = await self._pending.records(key)
+        line = PendingLine.of([message for record in records for message in record.messages], up_to)
+        ranks = {message.rank for message in line.messages}
+        pending = [record for record in records if record.messages[0].rank in ranks]
+        values = {**_of(key), "messages": 2 * depth, **line.stored()}
+        if up_to is not None:
+            exchanges = _exchanges(await self._queries.fetch("remembered", REMEMBERED, values))
+            exchanges += [found for record in pending if (found := RememberedExchange.of(record))]
+            return exchanges[max(0, len(exchanges) - depth) :]
+        loading = self._cache.load(key, depth, pending)
         try:
-            rows = await self._queries.fetch("remembered", REMEMBERED, {**_of(key), "messages": 2 * depth})
-            return self._cache.loaded(loading, _exchanges(rows))
+            return self._cache.loaded(loading, _exchanges(await self._queries.fetch("remembered", REMEMBERED, values)))
         finally:
             self._cache.end(loading)
 
@@ -267,11 +299,13 @@ def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
     for row in reversed(rows):
         if row.failed:
             failed.add(row.exchange_id)
+        elif row.role == "user":
+            questions[row.exchange_id] = row.text or ""
         elif row.text or row.checkpoint:
-            (questions if row.role == "user" else answers)[row.exchange_id] = row.text or ""
+            answers[row.exchange_id] = row.text or ""
             checkpoints[row.exchange_id] = row.checkpoint
     return [
         RememberedExchange.of_texts(exchange_id, question, answers[exchange_id], checkpoints[exchange_id])
         for exchange_id, question in questions.items()
-        if exchange_id in answers and exchange_id not in failed
+        if exchange_id in answers and exchange_id not in failed and (question or checkpoints[exchange_id])
     ]

@@ -142,7 +142,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         except SessionLimitReached as error:
             # The text is that of the original; clients match it.
             raise HTTPException(403, f"Session limit reached ({error.most} sessions per user).") from None
-        if session.agent_id != agent.id:
+        if session.agent_id not in ("", agent.id):
             raise Conflict(field="agent_id")
         return session.wire()
 
@@ -198,13 +198,15 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
         offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
         text_limit: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
         text_offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        branches: bool = False,
     ) -> Response:
-        """Messages by ascending rank, in a window that is counted from the newest."""
+        """Messages by ascending rank, in a window that is counted from the newest: those of the live line, or with
+        `branches` superseded ones, too."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
         text = HistoryWindow(text_limit, text_offset) if text_limit is not None or text_offset else None
         reader = MessageReader(state.store, session_id, identity.uid, text)
-        parts = enclosed(b"[", reader.json(HistoryWindow(limit, offset)), b"]")
+        parts = enclosed(b"[", reader.json(HistoryWindow(limit, offset, branches)), b"]")
         return PagedAnswer(state.answers, identity.uid, parts, media_type="application/json")
 
     @router.get("/chatbot/session/{session_id}/message/{rank}")
@@ -238,6 +240,7 @@ def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
 
 def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
     """SessionWithFiles of docs/contract.md#messages-and-sessions."""
-    agent = {"id": session.agent_id, "name": names.get(session.agent_id, session.agent_id)}
+    id_ = session.agent_id
+    agents = [{"id": id_, "name": names.get(id_, id_)}] if id_ else []
     files = [{"id": id_, "name": name} for id_, name in session.attachments]
-    return {**session.wire(), "agents": [agent], "file_names": [file["name"] for file in files], "attachments": files}
+    return {**session.wire(), "agents": agents, "file_names": [file["name"] for file in files], "attachments": files}

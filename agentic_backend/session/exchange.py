@@ -14,9 +14,11 @@ from agentic_backend.events import (
     ChatMessage,
     Custom,
     Delta,
+    GraphOutput,
     Part,
     Role,
     Sources,
+    Speaks,
     Step,
     TextEnds,
     Thought,
@@ -25,7 +27,17 @@ from agentic_backend.events import (
     utc_now,
 )
 from agentic_backend.session.models import Session
-from agentic_backend.session.stream import Ask, Cited, CustomSaid, TextDelta, ThoughtDelta, Turn, Whole
+from agentic_backend.session.stream import (
+    Ask,
+    Cited,
+    CustomSaid,
+    GraphSaid,
+    SpokenBy,
+    TextDelta,
+    ThoughtDelta,
+    Turn,
+    Whole,
+)
 from agentic_backend.session.turn_report import loggable
 from backend_kit.wire import dumps
 
@@ -48,6 +60,41 @@ class OutputBounds:
     """Of one custom event's JSON."""
     custom_bytes: int = 4 * 1024 * 1024
     """Of all custom events' JSON: they are kept for clients that come back."""
+    graph_events: int = 2_000
+    """Of what a client wants to see of a graph's run: each step has one or two."""
+    graph_event_bytes: int = 1024 * 1024
+    """Of one of these: it may be a whole state."""
+    graph_bytes: int = 8 * 1024 * 1024
+    """Of all of these, which are kept for clients that come back."""
+
+
+class _Allowance:
+    """How much of one kind of event a run may still say."""
+
+    def __init__(self, what: str, events: int, event_bytes: int, all_bytes: int) -> None:
+        self._what = what
+        self._events = events
+        self._event_bytes = event_bytes
+        self._bytes = all_bytes
+        self._dropped = False
+
+    def takes(self, encoded: bytes, exchange_id: str) -> bool:
+        """Whether one more may be said; it then counts."""
+        if len(encoded) > self._event_bytes:
+            self.drop(exchange_id, "it is too large")
+        elif not self._events or len(encoded) > self._bytes:
+            self.drop(exchange_id, "there were too many")
+        else:
+            self._events -= 1
+            self._bytes -= len(encoded)
+            return True
+        return False
+
+    def drop(self, exchange_id: str, why: str) -> None:
+        """Log the first that is not said."""
+        if not self._dropped:
+            logger.warning("%s event dropped exchange_id=%s: %s", self._what, loggable(exchange_id), why)
+        self._dropped = True
 
 
 class Exchange:
@@ -73,14 +120,14 @@ class Exchange:
         self._text: list[str] = []
         self._text_rank: int | None = None
         self._keep_thoughts = keep_thoughts
-        self._bounds = bounds or OutputBounds()
+        bounds = bounds or OutputBounds()
         self._thinking_since: float | None = None
         self._thought_s: float | None = None
-        self._thought_chars_left = self._bounds.thought_chars
+        self._thought_chars_left = bounds.thought_chars
         self._kept: list[_Stretch] = []
-        self._customs = 0
-        self._custom_bytes = 0
-        self._custom_dropped = False
+        self._custom_left = _Allowance("custom", bounds.custom_events, bounds.custom_event_bytes, bounds.custom_bytes)
+        self._graph_left = _Allowance("graph", bounds.graph_events, bounds.graph_event_bytes, bounds.graph_bytes)
+        self._speaks: Speaks | None = None
 
     @property
     def ask(self) -> Ask:
@@ -100,8 +147,10 @@ class Exchange:
     @property
     def told_extras(self) -> dict[str, Any]:
         """What the metadata of the last message says about what was streamed: `deltas`, `thinking_ms` and
-        `late_thoughts`, each only where there was any."""
+        `late_thoughts`, each only where there was any, and of a hosted graph `message_id` and `node`."""
         extras: dict[str, Any] = {}
+        if self._speaks is not None and self._text_rank is not None:
+            extras.update(message_id=self._speaks.message_id, node=self._speaks.node)
         if self.deltas:
             extras["deltas"] = self.deltas
         if self._thought_s is not None:
@@ -112,8 +161,10 @@ class Exchange:
         return extras
 
     def question(self) -> ChatMessage:
-        """The user's message, as `open` publishes it."""
-        return self._encoded("user", "final", self._asked_parts(), self._noted({}), self._next_rank)
+        """The user's message, as `open` publishes it. It says where the exchange begins: by that alone history knows
+        what it supersedes."""
+        metadata = self._noted(self.ask.branching.extras())
+        return self._encoded("user", "final", self._asked_parts(), metadata, self._next_rank)
 
     def open(self, asked: ChatMessage) -> None:
         """Keep and publish the user's message."""
@@ -180,6 +231,10 @@ class Exchange:
             self.turn.publish(Cited(event.hits))
         elif isinstance(event, Custom):
             self._custom(event)
+        elif isinstance(event, Speaks):
+            self._speaks = event
+        elif isinstance(event, GraphOutput) and self._graph_left.takes(event.json, self.ask.exchange_id):
+            self.turn.publish(GraphSaid(event.mode, event.namespace, event.json))
 
     def end_thinking(self) -> None:
         """Before the exchange is closed: reasoning that nothing followed ends here."""
@@ -209,6 +264,8 @@ class Exchange:
         self.deltas += 1
         if self._text_rank is None:
             self._text_rank = self._take_rank()
+            if (by := self._speaks) is not None and self.ask.graph is not None:
+                self.turn.publish(SpokenBy(self._text_rank, by.message_id, by.node, by.step, by.namespace))
         text = clean(event.text)
         self._text.append(text)
         self.turn.publish(TextDelta(self._text_rank, event.channel, text))
@@ -262,29 +319,19 @@ class Exchange:
                 self.turn.publish(Whole(message))
 
     def _custom(self, event: Custom) -> None:
-        bounds = self._bounds
         try:
             encoded = dumps(event.data)
         except (TypeError, ValueError, RecursionError):
-            self._drop_custom("it is no JSON")
+            self._custom_left.drop(self.ask.exchange_id, "it is no JSON")
             return
-        if len(encoded) > bounds.custom_event_bytes:
-            self._drop_custom("it is too large")
-        elif self._customs >= bounds.custom_events or self._custom_bytes + len(encoded) > bounds.custom_bytes:
-            self._drop_custom("there were too many")
-        else:
-            self._customs += 1
-            self._custom_bytes += len(encoded)
+        if self._custom_left.takes(encoded, self.ask.exchange_id):
             self.turn.publish(CustomSaid(encoded))
-
-    def _drop_custom(self, why: str) -> None:
-        if not self._custom_dropped:
-            logger.warning("custom event dropped exchange_id=%s: %s", loggable(self.ask.exchange_id), why)
-        self._custom_dropped = True
 
     def _end_text(self) -> None:
         if self._text_rank is not None:
-            thought = self._message("assistant", "thought", [text_part(self.text)], {}, self._text_rank)
+            by, self._speaks = self._speaks, None
+            extras = {} if by is None else {"extras": {"message_id": by.message_id, "node": by.node}}
+            thought = self._message("assistant", "thought", [text_part(self.text)], extras, self._text_rank)
             self.turn.publish(Whole(thought))
             self._text_rank = None
             self._text.clear()

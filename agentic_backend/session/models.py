@@ -4,6 +4,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from agentic_backend.agent.people import run_of
 from agentic_backend.events import ChatMessage, text_part, utc_now
 from backend_kit.wire import dumps, loads
 
@@ -14,7 +15,7 @@ Durability = Literal["spool", "db", "none"]
 @dataclass(frozen=True, slots=True)
 class Session:
     """A conversation of one user with one agent (docs/contract.md#messages-and-sessions). `version` grows with each
-    change."""
+    change. `agent_id` is "" until the first turn of one that was made without an agent."""
 
     id: str
     user_id: str
@@ -42,6 +43,10 @@ class Session:
     def advanced(self, next_rank: int, title: str) -> "Session":
         """This session after one more turn."""
         return replace(self, next_rank=next_rank, title=title, updated_at=utc_now(), version=self.version + 1)
+
+    def with_agent(self, agent_id: str) -> "Session":
+        """This session as one with an agent: this one, if it has none."""
+        return self if self.agent_id else replace(self, agent_id=agent_id)
 
     def preferring(self, preferences: dict[str, Any] | None) -> "Session":
         """This session with other preferences; None keeps the present ones."""
@@ -101,7 +106,16 @@ class DoorRerun(Rerun):
     @classmethod
     def decode(cls, fields: dict[str, Any]) -> Rerun:
         """That of a record: one of its own where the record has more than `Rerun` knows."""
+        if "graph" in fields:
+            return GraphRerun(**fields)
         return cls(**fields) if "given" in fields else Rerun(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRerun(DoorRerun):
+    """The same of an ask by LangGraph's own API: `graph` is what it asked for (`GraphInput.stored`)."""
+
+    graph: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +236,19 @@ def checkpoint_of(message: ChatMessage, agent_id: str) -> str:
     return str(extras.get("checkpoint", ""))
 
 
+def graph_state_of(message: ChatMessage, agent_id: str) -> str:
+    """The state of a hosted graph that a message names: that of an answer of the agent, or of a run of it that waits
+    for a person; "" for any other message. An agent of ours that waits names a run, which is no state
+    (`HostedAgent.state_ref`)."""
+    if named := checkpoint_of(message, agent_id):
+        return named
+    metadata = message.metadata if (message.role, message.channel) == ("assistant", "final") else {}
+    extras = metadata.get("extras")
+    if metadata.get("agent_id") != agent_id or not isinstance(extras, dict) or "awaiting" not in extras:
+        return ""
+    return run_of(extras["awaiting"]["payload"])
+
+
 def cut_texts(message: bytes, window: "HistoryWindow") -> bytes:
     """An encoded ChatMessage with each of its texts cut to a window of characters, counted from the first."""
     body = loads(message)
@@ -234,10 +261,16 @@ def cut_texts(message: bytes, window: "HistoryWindow") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
-    """A window over a session's messages counted from the newest: skip `offset`, take `limit` (None: all)."""
+    """A window over a session's messages counted from the newest: skip `offset`, take `limit` (None: all).
+
+    Those of the live line, or with `branches` superseded ones, too, each of which then says so. With `up_to` the
+    session is seen as it was when the message of that rank was its newest: the line that ends there.
+    """
 
     limit: int | None = None
     offset: int = 0
+    branches: bool = False
+    up_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

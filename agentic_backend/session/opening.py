@@ -1,12 +1,14 @@
 """Sessions by ids of their clients: the first request that names one makes it, any later one finds it."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from agentic_backend.errors import Conflict, SessionLimitReached
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
+
+_Made = Literal["made", "there"]
 
 
 class Sessions:
@@ -49,9 +51,14 @@ class Sessions:
             self._registry.update(stored)
         return stored
 
-    async def _create(self, session: Session) -> Literal["made", "there"]:
-        made = await self._store.create(session, self._most)
+    async def within_limit(self, create: Callable[[int], Awaitable[_Made | None]]) -> _Made:
+        """What `create` returns of a session that it stores if its user has fewer than it is told (0: no limit), else
+        None. Raises `SessionLimitReached`."""
+        made = await create(self._most)
         if made is None:
             self._limit_hit("max_concurrent_sessions_per_user")
             raise SessionLimitReached(self._most)
         return made
+
+    async def _create(self, session: Session) -> _Made:
+        return await self.within_limit(lambda most: self._store.create(session, most))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.events import ChatMessage
+from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Accepted,
@@ -129,12 +130,18 @@ class StoredExchange:
         return self.messages[-1].rank + 1 == session.next_rank
 
     def is_of(self, ask: Ask) -> bool:
-        """Whether it matches this ask: the same text, and the same agent if one is recorded."""
-        if self.question.role != "user" or self.question.text != ask.message:
+        """Whether it matches this ask: the same text in the same place, and the same agent if one is recorded."""
+        if self.question.role != "user" or not self._asks_like(ask):
             return False
         if self.cut_off or self._answer is None:
             return True
         return bool(self._answer.metadata.get("agent_id", ask.agent_id) == ask.agent_id)
+
+    def _asks_like(self, ask: Ask) -> bool:
+        said = Branching.of(self.question)
+        if said.regenerates is not None or ask.regenerate is not None:
+            return said.regenerates == ask.regenerate
+        return self.question.text == ask.message and said.after_rank == ask.after_rank
 
     def paused(self, session: Session) -> Session:
         """The session as its newest exchange, which waits, continues: at the rank reserved for it."""

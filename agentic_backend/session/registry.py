@@ -21,7 +21,7 @@ from agentic_backend.errors import (
     SessionNotFound,
     StorageFull,
 )
-from agentic_backend.events import utc_now
+from agentic_backend.events import ChatMessage, utc_now
 from agentic_backend.session.admission import Admission
 from agentic_backend.session.models import AskRecord, Session
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
@@ -30,6 +30,7 @@ from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost,
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
+from agentic_backend.session.watches import OnTurn, Watches
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyScope, ScopeMissing
 from backend_kit.wire import Code, ServiceError
@@ -94,6 +95,7 @@ class TurnRegistry:
         self._ended_bytes = 0
         self._ended_events = 0
         self._slots: OrderedDict[_Key, _Slot] = OrderedDict()
+        self._watches = Watches()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.draining = False
@@ -127,7 +129,7 @@ class TurnRegistry:
         turn = Turn(ask, before)
         try:
             _expect_allowed(ask)
-            if ask.human is None and known is not None and _same(known.ask, ask):
+            if ask.human is None and known is not None and ask.repeats(known.ask):
                 known = self._turns.get(key) or self._kept(key)
                 if known is not None:
                     return known
@@ -164,6 +166,16 @@ class TurnRegistry:
                     slot.running.gives_way = slot.running.cut is None
                     place = _queue(slot, turn, first=True)
             self._start(key, turn, place)
+
+    def turns_of(self, session_id: str, user_id: str) -> list[Turn]:
+        """The session's turns that run or wait here, in the order in which they were asked."""
+        mine = [turn for key, turn in self._turns.items() if key[0] == user_id]
+        return [turn for turn in mine if turn.ask.session_id == session_id]
+
+    def running_in(self, user_id: str) -> dict[str, str]:
+        """The sessions of the user in which a turn runs here, or waits to, each with the agent of one."""
+        turns = [turn for (owner, _), turn in self._turns.items() if owner == user_id and not turn.ended]
+        return {turn.ask.session_id: turn.ask.agent_id for turn in reversed(turns)}
 
     def running_ids(self) -> list[str]:
         """The exchange ids of the turns that run here, or wait to."""
@@ -245,6 +257,32 @@ class TurnRegistry:
             told.mirror_from_now_on()
         told.bind(self._tasks.spawn("tell", lambda: self._replay(told)))
         return told
+
+    def watch(self, session_id: str, user_id: str, on_turn: OnTurn) -> Callable[[], None]:
+        """Call `on_turn` when a turn of the session begins, here at once, at another instance within a second or two;
+        until what is returned is called."""
+        return self._watches.add(session_id, user_id, on_turn)
+
+    async def watch_elsewhere(self) -> None:
+        """Look out for the turns that other instances begin in watched sessions, until cancelled."""
+        if self._runner.elsewhere is not None:
+            await self._watches.follow(self._runner.elsewhere)
+
+    async def newest_elsewhere(self, session_id: str, user_id: str) -> str | None:
+        """The exchange of the session that another instance runs; None if none does. Raises `HistoryUnavailable`."""
+        elsewhere = self._runner.elsewhere
+        found = [] if elsewhere is None else await elsewhere.newest([(session_id, user_id)])
+        return found[0].exchange_id if found else None
+
+    async def asked_now(self, session_id: str, user_id: str) -> ChatMessage | None:
+        """The question of the exchange that runs in the session, here or elsewhere, which history does not have yet;
+        None without one. Raises `HistoryUnavailable`."""
+        for turn in self.turns_of(session_id, user_id):
+            if turn.ask.human is None and not turn.ended and (question := turn.question) is not None:
+                return question
+        elsewhere, exchange_id = self._runner.elsewhere, await self.newest_elsewhere(session_id, user_id)
+        cut = None if elsewhere is None or exchange_id is None else await elsewhere.find(exchange_id, user_id)
+        return None if cut is None or cut.earlier is not None else cut.user_message
 
     async def forget(self, session_id: str, user_id: str) -> None:
         """Stop the session's turns and drop its state, here and elsewhere, because it is about to be deleted. May raise
@@ -414,6 +452,7 @@ class TurnRegistry:
             self._admission.enter_user(turn.ask.user_id)
             turn.counted = True
         turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn, place)))
+        self._watches.say(turn.ask.session_id, turn.ask.user_id, turn.ask.exchange_id)
 
     def _admit(self, ask: Ask) -> None:
         if self.draining:
@@ -520,7 +559,7 @@ class TurnRegistry:
         if ask.human is not None:
             raise NotAwaiting
         cut = await elsewhere.find(ask.exchange_id, ask.user_id)
-        if cut is not None and not _same(ask_of(cut), ask):
+        if cut is not None and not ask.repeats(ask_of(cut)):
             raise Conflict
 
     async def _hand_over(self, turn: Turn) -> None:
@@ -558,8 +597,8 @@ class TurnRegistry:
         elif turn.cut is not None and self._restarts is not None:
             self._restarts.stopped(turn)
         else:
-            session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
-            turn.publish(Cancelled((), session))
+            session = known.session if known else Session(ask.session_id, ask.user_id, "", "", utc_now())
+            turn.publish(Cancelled((), session.with_agent(ask.agent_id)))
 
     def _runner_of(self, turn: Turn) -> TurnRunner | Restarts:
         return self._runner if turn.cut is None or self._restarts is None else self._restarts
@@ -687,7 +726,3 @@ def _expect_allowed(ask: Ask) -> None:
         raise ScopeMissing(field=f"scope:{KeyScope.ASK}")
     if ask.credentials is not None and not ask.credentials.may_ask(ask.agent_id):
         raise AgentNotFound
-
-
-def _same(one: Ask, other: Ask) -> bool:
-    return (one.session_id, one.agent_id, one.message) == (other.session_id, other.agent_id, other.message)

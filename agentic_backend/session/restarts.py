@@ -6,9 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from agentic_backend.agent import GraphInput
 from agentic_backend.errors import Draining, HistoryUnavailable, StorageFull
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.models import AskRecord, DoorRerun, Rerun
+from agentic_backend.session.branches import Branching
+from agentic_backend.session.models import AskRecord, DoorRerun, GraphRerun, Rerun
 from agentic_backend.session.past_exchanges import KnownSession, StoredExchange
 from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost
 from agentic_backend.session.stream import Ask, HumanAnswer, Turn
@@ -141,6 +143,7 @@ def ask_of(cut: AskRecord) -> Ask:
     rerun = cut.rerun or Rerun(cut.agent_id or session.agent_id)
     of_door = rerun if isinstance(rerun, DoorRerun) else DoorRerun(rerun.agent_id)
     given = of_door.given
+    branching = Branching.of(cut.user_message)
     return Ask(
         session_id=session.id,
         agent_id=rerun.agent_id,
@@ -158,4 +161,7 @@ def ask_of(cut: AskRecord) -> Ask:
         given=None if given is None else tuple(HistoryItem.of_stored(item) for item in given),
         client_tools=tuple(of_door.client_tools),
         turn_s=of_door.turn_s,
+        graph=GraphInput.of_stored(rerun.graph) if isinstance(rerun, GraphRerun) else None,
+        after_rank=branching.after_rank,
+        regenerate=branching.regenerates,
     )

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from agentic_backend.errors import SessionNotFound
 from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.branches import Standing
 from agentic_backend.session.models import (
     AskRecord,
     Durability,
@@ -34,12 +35,19 @@ class TurnStore(Protocol):
     async def touch(self, session_id: str, user_id: str) -> bool:
         """Store that a session is used again after a long time, so that retention keeps it. False if it is gone."""
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
-        """User texts and answers of the last exchanges, oldest first, as context for an agent."""
+    async def remembered(
+        self, session_id: str, user_id: str, max_exchanges: int, up_to: int | None = None
+    ) -> list[HistoryItem]:
+        """User texts and answers of the last exchanges of the live line, oldest first, as context for an agent. With
+        `up_to`, the rank of a message of that line, those up to there."""
 
-    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str, up_to: int | None = None) -> str:
         """The newest checkpoint that an answer of the agent names (`models.checkpoint_of`), however long ago, pending
-        ones included; "" if none does. Reads the session back to there, all of it if none does."""
+        ones included, on the live line or the line that ends at `up_to`; "" if none does. Reads the session back to
+        there, all of it if none does."""
+
+    async def standing(self, session_id: str, user_id: str, rank: int) -> Standing | None:
+        """How the message of a rank stands in the session, pending ones included; None if there is no such message."""
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """Ids of the session's exchanges, pending ones included; an arbitrary `most` of them if it has more."""
@@ -68,13 +76,16 @@ class SessionStore(TurnStore, Protocol):
         it is unknown."""
 
     def pages(self, session_id: str, user_id: str, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
-        """The messages of the window, ascending rank, pending ones included. Nothing is held between two pages."""
+        """The messages of the window, ascending rank, pending ones included. Nothing is held between two pages.
+
+        Without `window.branches` the live line: what a later exchange has superseded is left out.
+        """
 
     def message(
         self, session_id: str, user_id: str, rank: int, text: HistoryWindow | None = None
     ) -> AsyncIterator[bytes]:
         """One encoded ChatMessage, in pieces; none where there is none. With `text` each of its texts is cut to that
-        window of characters, counted from the first."""
+        window of characters, counted from the first. One that is superseded says by which exchange."""
 
     async def change(
         self,
@@ -170,6 +181,16 @@ class Leases(Protocol):
         since. One look at a clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewestElsewhere:
+    """What another instance runs in a session now (`exchange_id`, None: nothing), and the rank of its next message."""
+
+    session_id: str
+    user_id: str
+    exchange_id: str | None
+    next_rank: int
+
+
 class Elsewhere(Protocol):
     """The turns that other instances run."""
 
@@ -183,6 +204,10 @@ class Elsewhere(Protocol):
 
     async def find(self, exchange_id: str, user_id: str) -> AskRecord | None:
         """What another instance runs now under this id; None if none does. Raises `HistoryUnavailable`."""
+
+    async def newest(self, sessions: Sequence[tuple[str, str]]) -> Sequence[NewestElsewhere]:
+        """Of these sessions (session id, user id) those whose last turn another instance has, or had. Raises
+        `HistoryUnavailable`."""
 
     async def stop(self, exchange_id: str, user_id: str) -> bool:
         """Cancel an exchange that another instance runs; False if none does. Raises `HistoryUnavailable`."""

@@ -9,12 +9,14 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from agentic_backend.agent.graph_input import GraphInput
 from agentic_backend.events import Channel, ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import AskRecord, Durability, Session
 from backend_kit.auth import Credentials
 from backend_kit.wire import Code, dumps, message_for
@@ -52,7 +54,13 @@ class Ask:
     `client_tools` are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not
     take them (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in
     seconds. `note` is what a door needs to read the exchange again: JSON, kept with the question, or with the person's
-    answer, as `metadata.extras.note`.
+    answer, as `metadata.extras.note`. `graph` is what a client of LangGraph's own API asks for; `message` is then the
+    text of the question in it, "" where it has none.
+
+    `after_rank` is the rank of the message behind which the exchange begins, -1 for none: what is live behind it is
+    superseded once the exchange has ended. With `regenerate`, an exchange, it is that one's question that is asked
+    again, where it stands; `message` and `after_rank` are then set once that was found. Both must be on the live line,
+    but with `any_branch`: then the line of the message is live again.
     """
 
     session_id: str
@@ -75,6 +83,27 @@ class Ask:
     client_tools: tuple[dict[str, Any], ...] = ()
     turn_s: float | None = None
     note: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    graph: GraphInput | None = field(default=None, repr=False, compare=False)
+    after_rank: int | None = None
+    regenerate: str | None = None
+    any_branch: bool = False
+
+    @property
+    def branching(self) -> Branching:
+        """What the question says of where it begins."""
+        return Branching(self.after_rank, self.regenerate)
+
+    def begun_at(self, question: ChatMessage) -> "Ask":
+        """This ask with the question that was stored for it."""
+        said = Branching.of(question)
+        return replace(self, message=question.text, after_rank=said.after_rank, regenerate=said.regenerates)
+
+    def repeats(self, other: "Ask") -> bool:
+        """Whether both ask the same, of the same agent in the same place of the same session."""
+        if (self.session_id, self.agent_id, self.regenerate) != (other.session_id, other.agent_id, other.regenerate):
+            return False
+        # What a regenerating ask says beside that, it says only once it is known.
+        return self.regenerate is not None or (self.message, self.after_rank) == (other.message, other.after_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +146,27 @@ class CustomSaid:
     """What an agent's code tells its clients, as JSON."""
 
     json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSaid:
+    """What LangGraph's stream says of a hosted graph's run in one of its modes, as JSON, where the ask wants it."""
+
+    mode: str
+    namespace: tuple[str, ...]
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenBy:
+    """The text of the message that will have `rank` is that of a message of a hosted graph: its id there, the node and
+    the step in which it is said. Only where the ask came by LangGraph's own API."""
+
+    rank: int
+    message_id: str
+    node: str
+    step: int
+    namespace: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +251,8 @@ Payload = (
     | Restarted
     | Fragment
     | CustomSaid
+    | GraphSaid
+    | SpokenBy
     | Whole
     | Cited
     | SessionChanged
@@ -210,6 +262,8 @@ Payload = (
     | Failed
 )
 _FRAGMENTS = (TextDelta, ThoughtDelta)
+SILENT = (GraphSaid, SpokenBy)
+"""Events of which only the door of LangGraph's clients says anything."""
 _TERMINAL = (Final, Awaiting, Cancelled, Failed)
 _TEXT_BYTES = 60
 """Of a fragment without a character: an object, and its place in a list."""
@@ -519,6 +573,12 @@ class Turn:
         return len(self.events) > self.earlier
 
     @property
+    def question(self) -> ChatMessage | None:
+        """The user's message, once it has been published."""
+        whole = (said for said in self.events.without_text(self.shown_from) if isinstance(said, Whole))
+        return next((said.message for said in whole if said.message.role == "user"), None)
+
+    @property
     def next_seq(self) -> int:
         """The number of the next event."""
         return self._seq + 1
@@ -638,6 +698,12 @@ class Turn:
         """Whether a client that has the events up to `seq` would hear what comes after them, and nothing again."""
         return self.begins_after == seq or (self.begins_after < seq <= self._seq and bool(self.events))
 
+    def numbers(self, seq: int) -> bool:
+        """Whether the events up to `seq` that a client has are those that are shown, under the same numbers."""
+        if self.restarted and not self._replaces:
+            return False
+        return not self.shown_from or seq >= self.events[self.shown_from - 1].seq
+
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each event from now on; the caller reads `events` from its own cursor."""
         self._followers.append(wake)
@@ -670,7 +736,7 @@ def _weight(payload: Payload) -> int:
     """Roughly the bytes an event keeps alive: what the replay bound counts."""
     if isinstance(payload, _FRAGMENTS):
         return _TEXT_BYTES + len(payload.text)
-    if isinstance(payload, CustomSaid):
+    if isinstance(payload, CustomSaid | GraphSaid):
         return 200 + len(payload.json)
     if isinstance(payload, Whole):
         return 200 + _message_weight(payload.message)
@@ -690,6 +756,8 @@ def _frame_bytes(payload: Payload) -> FrameBytes:
         return _failed_bytes(payload)
     if isinstance(payload, Final | Awaiting | Cancelled):
         return _end_bytes(payload)
+    if isinstance(payload, SILENT):
+        return _NO_FRAMES
     said = 0
     if isinstance(payload, CustomSaid):
         said = len(payload.json)
@@ -731,6 +799,8 @@ def _given_weight(ask: Ask) -> int:
     """The same of the conversation that came with an ask: each text, and as it is sent to a model."""
     calls = [call for item in ask.given or () for call in item.calls]
     texts = sum(200 + 2 * len(item.text) for item in ask.given or ())
+    if ask.graph is not None:
+        texts += 2 * len(dumps(ask.graph.stored()))
     return texts + sum(200 + 2 * len(call.arguments) for call in calls)
 
 

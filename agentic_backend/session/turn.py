@@ -12,6 +12,7 @@ from typing import Any
 from agentic_backend.agent import AgentAnswer, AgentRun, MovesOn, ResumedRun, SavedRun, TurnAgent, TurnAgents, Waiting
 from agentic_backend.agent.people import answers_for, outcome_of, run_of
 from agentic_backend.errors import (
+    BadRequest,
     Conflict,
     Draining,
     ExchangeNotFound,
@@ -26,8 +27,9 @@ from agentic_backend.events import AgentEvent, ChatMessage, Delta, text_part, ut
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
+from agentic_backend.session.branches import BEFORE_ALL, Branching, is_question
 from agentic_backend.session.exchange import Exchange
-from agentic_backend.session.models import AskRecord, DoorRerun, Durability, Rerun, Session, TurnRecord
+from agentic_backend.session.models import AskRecord, DoorRerun, Durability, GraphRerun, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
 from agentic_backend.session.store import (
     Elsewhere,
@@ -105,14 +107,15 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a run ended: `status` for the metrics, `code` if it failed and when to retry if that is known, `question` if
-    it waits for a person."""
+    """How a run ended: `status` for the metrics, `code` if it failed, with when to retry and which field of what was
+    sent was wrong if that is known, `question` if it waits for a person."""
 
     status: Status
     code: Code | None = None
     answer: AgentAnswer | None = None
     question: dict[str, Any] | None = None
     retry_after_ms: int | None = None
+    field: str | None = None
 
 
 class TurnRunner:
@@ -307,7 +310,7 @@ class TurnRunner:
         if known is not None:
             try:
                 return known, await self._prepare(turn, known, agent, lease)
-            except (Conflict, ExchangeNotFound, NotAwaiting):
+            except (BadRequest, Conflict, ExchangeNotFound, NotAwaiting):
                 if lease is None:
                     raise
                 # Another instance may have had the session since: only the record of a question would show it.
@@ -318,13 +321,19 @@ class TurnRunner:
         self, turn: Turn, known: KnownSession, agent: TurnAgent, lease: Lease | None
     ) -> _Prepared | None:
         """What the turn runs with; None if its exchange has ended before, and was replayed."""
-        ask, session = turn.ask, known.session
+        ask, session = turn.ask, known.session.with_agent(turn.ask.agent_id)
         stored = await self._stored(ask, known)
         if stored is not None and _has_ended(stored, turn):
             stored.tell(turn, session)
             return None
         if turn.cut is not None:
             self._expect_rerun(turn.cut, known, stored, agent)
+        elif stored is None:
+            turn.ask = ask = await self._placed(ask, session)
+        elif ask.human is None:
+            turn.ask = ask = ask.begun_at(stored.question)  # it was placed when it began for the first time
+        if ask.graph is not None:
+            agent.expect_input(ask.graph)
         model = agent.model_of(ask.model, session.preferences.get(MODEL_PREFERENCE), lenient=ask.lenient)
         history, checkpoint = await self._history(ask, session, agent)
         prepared = _Prepared(session, agent, history, lease, model, checkpoint)
@@ -335,18 +344,49 @@ class TurnRunner:
             return replace(prepared, session=stored.before(session), asked=stored.question)
         return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
 
+    async def _placed(self, ask: Ask, session: Session) -> Ask:
+        """The ask of a new exchange, with the message behind which it begins, if that is not the newest. Raises
+        BadRequest where no exchange of the live line, or of any, ends there or has the question to be asked again."""
+        if ask.regenerate is not None:
+            with phase("history_get"):
+                return await self._regenerating(ask, ask.regenerate)
+        after_rank = ask.after_rank
+        if after_rank is None or after_rank in (BEFORE_ALL, session.next_rank - 1):
+            return ask
+        with phase("history_get"):
+            standing = await self._store.standing(ask.session_id, ask.user_id, after_rank)
+        if standing is None or not standing.ends or not (standing.live or ask.any_branch):
+            raise BadRequest(field="after_rank")
+        return ask
+
+    async def _regenerating(self, ask: Ask, exchange_id: str) -> Ask:
+        encoded = await self._store.exchange(ask.session_id, ask.user_id, exchange_id)
+        question = StoredExchange.decode(encoded).question if encoded else None
+        if question is None or not is_question(question) or not question.text:
+            raise BadRequest(field="regenerate")
+        standing = await self._store.standing(ask.session_id, ask.user_id, question.rank)
+        if standing is None or not (standing.live or ask.any_branch):
+            raise BadRequest(field="regenerate")
+        before = Branching.of(question).after_rank
+        return replace(ask, message=question.text, after_rank=question.rank - 1 if before is None else before)
+
     async def _history(self, ask: Ask, session: Session, agent: TurnAgent) -> tuple[Sequence[HistoryItem], str]:
         """The conversation before the question: what the client sent, else the last exchanges, and the checkpoint from
         which the agent goes on if none of them names one: exchanges of other agents and failed ones count among the
         last, too."""
         if ask.given is not None:
             return ask.given, ""
+        if ask.after_rank == BEFORE_ALL:
+            return (), ""
+        # Up to the newest message it is the live line, which is cached.
+        up_to = ask.after_rank if ask.after_rank is not None and ask.after_rank < session.next_rank - 1 else None
+        key = (ask.session_id, ask.user_id)
         with phase("history_restore"):
-            history = await self._store.remembered(ask.session_id, ask.user_id, self._rules.restore_max_exchanges)
+            history = await self._store.remembered(*key, self._rules.restore_max_exchanges, up_to)
             # A question to a person names its checkpoint itself.
             if session.next_rank == 0 or ask.human is not None or not agent.misses_state(ask.session_id, history):
                 return history, ""
-            return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)
+            return history, await self._store.newest_checkpoint(*key, ask.agent_id, up_to)
 
     def _expect_rerun(
         self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
@@ -466,7 +506,8 @@ class TurnRunner:
             request_id=ask.request_id,
             human=None if ask.human is None else ask.human.payload,
         )
-        return rerun if ask.given is None and not ask.client_tools and ask.turn_s is None else _of_door(rerun, ask)
+        plain = ask.given is None and not ask.client_tools and ask.turn_s is None and ask.graph is None
+        return rerun if plain else _of_door(rerun, ask)
 
     def _expect_held(self, lease: Lease | None) -> None:
         """Raise `LeaseLost` if another instance may have the session by now."""
@@ -483,14 +524,10 @@ class TurnRunner:
 
         return guarded
 
-    async def _answer(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> _Ending:
-        """Let the agent answer. Each way to end is a value, so that all are recorded alike.
-
-        Raises only `LeaseLost`, where another instance may go on with the turn: then it has not ended.
-        """
+    def _run_of(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> AgentRun:
+        """The turn as its agent sees it."""
         ask = exchange.ask
-        shown_id = loggable(ask.exchange_id)
-        run = AgentRun(
+        return AgentRun(
             session_id=ask.session_id,
             exchange_id=ask.exchange_id,
             user_id=ask.user_id,
@@ -509,7 +546,17 @@ class TurnRunner:
             client_tools=ask.client_tools if prepared.agent.client_tools else (),
             kept=self._rules.kept,
             moves=lambda: exchange.turn.moves_after_step and exchange.turn.may_move,
+            graph=ask.graph,
         )
+
+    async def _answer(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> _Ending:
+        """Let the agent answer. Each way to end is a value, so that all are recorded alike.
+
+        Raises only `LeaseLost`, where another instance may go on with the turn: then it has not ended.
+        """
+        ask = exchange.ask
+        shown_id = loggable(ask.exchange_id)
+        run = self._run_of(exchange, prepared, traceparent)
         try:
             with phase("stream_agent_response"):
                 try:
@@ -522,7 +569,7 @@ class TurnRunner:
         except TurnFailed as error:
             logger.warning("turn failed exchange_id=%s code=%s reason=%s", shown_id, error.code, error)
             status: Status = "timeout" if "timeout" in error.code or "deadline" in error.code else "error"
-            return _Ending(status, error.code, retry_after_ms=_in_ms(error.retry_after_s))
+            return _Ending(status, error.code, retry_after_ms=_in_ms(error.retry_after_s), field=error.field)
         except TimeoutError:
             code = TurnDeadline.code if deadline.expired() else Code.INTERNAL
             logger.warning("turn failed exchange_id=%s code=%s", shown_id, code)
@@ -590,11 +637,12 @@ class TurnRunner:
                     partial=bool(exchange.text),
                     messages=messages,
                     session=session,
+                    field=ending.field,
                 )
             )
         else:
             turn.publish(self._final(exchange, ending, ledger, session, durable))
-            if self._titles is not None and not exchange.session.title:
+            if self._titles is not None and not exchange.session.title and turn.ask.message:
                 self._titles.begin(session, turn.ask.message, messages[-1].text)
 
     def _final(
@@ -655,8 +703,8 @@ class TurnRunner:
     def _stopped_before_start(self, turn: Turn, known: KnownSession | None) -> None:
         """End a turn that was cancelled while it waited: nothing was stored or shown."""
         ask = turn.ask
-        session = known.session if known else Session(ask.session_id, ask.user_id, ask.agent_id, "", utc_now())
-        turn.publish(Cancelled((), session))
+        session = known.session if known else Session(ask.session_id, ask.user_id, "", "", utc_now())
+        turn.publish(Cancelled((), session.with_agent(ask.agent_id)))
         self._metrics.turns(self._known_agent(ask.agent_id), "cancelled").inc()
 
     def _known_agent(self, agent_id: str) -> str:
@@ -689,7 +737,7 @@ def _continuation(turn: Turn, known: KnownSession, stored: StoredExchange | None
     if ask.human is None or not stored.is_for(ask) or not stored.is_newest_of(known.session):
         raise NotAwaiting
     answers_for(stored.asked_of_person, ask.human.payload)  # before the run is claimed: a bad answer leaves it waiting
-    turn.ask = replace(ask, message=stored.question.text)
+    turn.ask = ask.begun_at(stored.question)
     turn.continue_after(stored.last_seq)
     return {"session": stored.paused(known.session), "asked": stored.question, "waited": stored}
 
@@ -730,16 +778,20 @@ def _has_ended(stored: StoredExchange, turn: Turn) -> bool:
 
 
 def _of_door(rerun: Rerun, ask: Ask) -> Rerun | None:
-    """The rerun of an ask that brought its own conversation or tools; None if these are too much for the spool."""
+    """The rerun of an ask with what only doors send; None if that is too much for the spool."""
     given = None if ask.given is None else [item.stored() for item in ask.given]
-    if len(dumps([given, ask.client_tools])) > _GIVEN_BYTES:
+    graph = None if ask.graph is None else ask.graph.stored()
+    if len(dumps([given, ask.client_tools, graph])) > _GIVEN_BYTES:
         return None
-    return DoorRerun(
+    of_door = DoorRerun(
         **{one.name: getattr(rerun, one.name) for one in fields(rerun)},
         given=given,
         client_tools=ask.client_tools,
         turn_s=ask.turn_s,
     )
+    if graph is None:
+        return of_door
+    return GraphRerun(**{one.name: getattr(of_door, one.name) for one in fields(of_door)}, graph=graph)
 
 
 def _answered(ask: Ask, asked: Mapping[str, Any]) -> AuditEvent:

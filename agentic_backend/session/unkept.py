@@ -61,13 +61,28 @@ class NullStore:
         """True."""
         return True
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:  # noqa: ARG002 - of the port
+    async def remembered(
+        self,
+        session_id: str,  # noqa: ARG002 - of the port
+        user_id: str,  # noqa: ARG002 - of the port
+        max_exchanges: int,  # noqa: ARG002 - of the port
+        up_to: int | None = None,  # noqa: ARG002 - of the port
+    ) -> list[HistoryItem]:
         """Nothing."""
         return []
 
-    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:  # noqa: ARG002 - of the port
+    async def newest_checkpoint(
+        self,
+        session_id: str,  # noqa: ARG002 - of the port
+        user_id: str,  # noqa: ARG002 - of the port
+        agent_id: str,  # noqa: ARG002 - of the port
+        up_to: int | None = None,  # noqa: ARG002 - of the port
+    ) -> str:
         """None."""
         return ""
+
+    async def standing(self, session_id: str, user_id: str, rank: int) -> None:
+        """None."""
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:  # noqa: ARG002 - of the port
         """None."""

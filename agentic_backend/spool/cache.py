@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from agentic_backend.events import text_of
 from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.branches import forks_in
 from agentic_backend.session.models import TurnRecord
 from agentic_backend.spool.pending import Key
 from backend_kit.wire import loads
@@ -27,8 +28,8 @@ class RememberedExchange:
 
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
-        """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no answer. One without words
-        is one where a graph's state is what it left."""
+        """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no question or no answer.
+        One without words is one where a graph's state is what it left."""
         question = answer = checkpoint = ""
         for message in record.messages:
             if message.channel != "final":
@@ -42,8 +43,13 @@ class RememberedExchange:
                     return None
                 answer = text_of(fields["parts"])
                 checkpoint = str(extras.get("checkpoint", "")) if isinstance(extras, dict) else ""
-        answered = question and (answer or checkpoint)
+        answered = checkpoint or (question and answer)
         return cls.of_texts(record.exchange_id, question, answer, checkpoint) if answered else None
+
+    @property
+    def items(self) -> tuple[HistoryItem, ...]:
+        """What was said. A graph may go on without a question."""
+        return (self.question, self.answer) if self.question.text else (self.answer,)
 
     @classmethod
     def of_texts(cls, exchange_id: str, question: str, answer: str, checkpoint: str = "") -> "RememberedExchange":
@@ -65,7 +71,10 @@ class Loading:
 
 @dataclass(slots=True)
 class _Entry:
-    """At most the last `depth` exchanges of a session; `whole` if these are all it has. `size` is in bytes."""
+    """At most the last `depth` exchanges of a session's live line; `whole` if these are all of it.
+
+    `size` is in bytes.
+    """
 
     depth: int
     whole: bool
@@ -137,7 +146,10 @@ class HistoryCache:
         self._loading.remove(loading)
 
     def append(self, key: Key, record: TurnRecord) -> None:
-        """Add an ended turn, if its session is cached or being read."""
+        """Add an ended turn, if its session is cached or being read. One that began behind an earlier message than the
+        newest makes another line live, however it ended: the session is read anew."""
+        if forks_in(record.messages[:1]):
+            self.forget(key)
         entry = self._entries.get(key)
         loadings = [loading for loading in self._loading if loading.key == key]
         if entry is None and not loadings:
@@ -154,7 +166,7 @@ class HistoryCache:
         self._put(key, _Entry(entry.depth, whole, kept[max(0, len(kept) - entry.depth) :], self._clock()))
 
     def forget(self, key: Key) -> None:
-        """Drop a deleted session."""
+        """Drop what is cached of a session."""
         self._take(key)
         for loading in self._loading:
             if loading.key == key:

@@ -4,19 +4,23 @@ import asyncio
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
+from agentic_backend.session.branches import Fork, forks_in, line_forks, line_of
 from agentic_backend.session.models import Session, TurnRecord
+from agentic_backend.session.threads import ThreadState, left_by
 from agentic_backend.spool.spoolrows import Kind, Row
 from backend_kit.auth import AuditEvent
 from backend_kit.wire import dumps, loads
 
 Key = tuple[str, str]
 """(session id, user id): another user has another key, so nobody sees or hides another user's sessions."""
+
+RANK_LIMIT: Final = 2**31 - 1
 
 ReadRows = Callable[[list[int]], Awaitable[list[Row]]]
 
@@ -62,7 +66,8 @@ class Op:
     """A pending operation. `body` is None if only the spool has it.
 
     `id` is its number in the spool, 0 without one; `size` the bytes of its body; `at` perf_counter() when it was
-    enqueued. `after` is the session as a turn leaves it, if known; `change` the content of a change. `committed` is
+    enqueued. `after` is the session as a turn leaves it, if known, `state` that of its thread, and `told_at` when its
+    newest message was written; `change` the content of a change. `committed` is
     set by the commit to whether it found its session, or to False if it was given up; `on_disk` is done once the spool
     has it. Without `committed`, nobody waits for either. `refused_as` says why Postgres will never have it.
     """
@@ -73,6 +78,8 @@ class Op:
     size: int
     body: bytes | None
     after: Session | None = None
+    state: ThreadState = "idle"
+    told_at: str = ""
     change: Change | None = None
     id: int = 0
     at: float = field(default_factory=time.perf_counter)
@@ -86,7 +93,7 @@ class Op:
         """A finished turn."""
         body = record.encode()
         session = record.session
-        return cls("turn", (session.id, session.user_id), record.exchange_id, len(body), body, session)
+        return cls("turn", (session.id, session.user_id), record.exchange_id, len(body), body, *left_by(record))
 
     @classmethod
     def delete(cls, key: Key, event: AuditEvent | None = None) -> "Op":
@@ -254,6 +261,33 @@ class Pending:
     def deletion(self, key: Key) -> Op | None:
         """The pending delete of the session."""
         return self._deletes.get(key)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLine:
+    """What is pending of a session's line: its `messages`, ascending rank, and the `forks` among all pending ones that
+    are on it. `below` bounds the ranks of the line."""
+
+    messages: list[ChatMessage]
+    forks: list[Fork]
+    below: int
+
+    @classmethod
+    def of(cls, messages: Sequence[ChatMessage], up_to: int | None = None) -> "PendingLine":
+        """That of all pending messages of a session: of its live line, or of the line that ends at `up_to`."""
+        below = RANK_LIMIT if up_to is None else up_to + 1
+        return cls(line_of(messages, up_to), line_forks(forks_in(messages), up_to), below)
+
+    def stored(self) -> dict[str, object]:
+        """The parameters of a statement that reads what is stored of the line."""
+        return {"below": self.below, **superseded_ranks(self.forks, self.below)}
+
+
+def superseded_ranks(forks: Sequence[Fork], below: int) -> dict[str, object]:
+    """The parameters by which a statement knows what is superseded: by these pending forks on the line, newest first,
+    and by those stored below a rank that are on it, too."""
+    ranges = ",".join(f"[{fork.after_rank + 1},{fork.rank})" for fork in forks)
+    return {"superseded": f"{{{ranges}}}", "forks_below": min([below, *(fork.after_rank + 1 for fork in forks[-1:])])}
 
 
 def overlaid(stored: Session | None, ops: Iterable[Op]) -> Session | None:

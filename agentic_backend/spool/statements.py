@@ -44,8 +44,9 @@ _MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":'
 # An id of ours is 64 random bits: if it exists already, our first attempt stored it and its answer was lost. One that a
 # client chose may be there, even another user's, which the caller finds out. `xmax` is 0 where the row was inserted.
 CREATE_SESSION = text("""
-INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version)
-SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version
+INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version, metadata)
+SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version,
+    CAST(:metadata AS jsonb)
 WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_session(:user_id, :most)
 ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING xmax = 0 AS is_new
 """)
@@ -60,36 +61,79 @@ TOUCH_SESSION = text("""
 UPDATE session SET used_at = now() WHERE session_id = :session_id AND user_id = :user_id RETURNING session_id
 """)
 
+# What is superseded, as ranks. A question that began behind an earlier message than the newest says so
+# (`session.branches`). Of these, the line has the newest, then the newest up to where that began, and so on: whatever
+# stands between one and where it began is not on the line. The index session_history_forks has these questions alone;
+# its expression must equal this one. Those below `forks_below` count: `superseded` has what is pending of the others,
+# or what an earlier page of the same reading found.
+_MINE = "session_id = :session_id AND user_id = :user_id"
+_FORK = """CASE WHEN role = 'user' AND channel = 'final'
+        AND jsonb_typeof(metadata_json #> '{extras,after_rank}') = 'number'
+    THEN (metadata_json #> '{extras,after_rank}')::numeric < rank - 1 ELSE false END"""
+_AFTER = "(metadata_json #> '{extras,after_rank}')::integer"
+_SUPERSEDED = f"""(
+    WITH RECURSIVE fork AS (
+        (SELECT rank, {_AFTER} AS after_rank FROM session_history
+            WHERE {_MINE} AND {_FORK} AND rank < :forks_below ORDER BY rank DESC LIMIT 1)
+        UNION ALL
+        SELECT older.rank, older.after_rank FROM fork, LATERAL (
+            SELECT rank, {_AFTER} AS after_rank FROM session_history
+            WHERE {_MINE} AND {_FORK} AND rank <= fork.after_rank ORDER BY rank DESC LIMIT 1) AS older
+    )
+    SELECT CAST(:superseded AS int4multirange) + coalesce(range_agg(int4range(after_rank, rank, '()')), '{{}}') AS ranks
+    FROM fork)"""  # noqa: S608 - constants
+
+FORKS = text(f"""
+SELECT rank, {_AFTER} AS after_rank, exchange_id FROM session_history
+WHERE {_MINE} AND {_FORK} AND rank < :forks_below ORDER BY rank
+""")  # noqa: S608 - constants
+
+# How the message of a rank stands: `follows` says whether a question does, null where nothing does.
+STANDING = text(f"""
+SELECT NOT rank <@ {_SUPERSEDED} AS live, (
+    SELECT later.role = 'user' AND later.channel = 'final' FROM session_history AS later
+    WHERE later.session_id = :session_id AND later.user_id = :user_id AND later.rank > CAST(:rank AS integer)
+    ORDER BY later.rank LIMIT 1) AS follows
+FROM session_history WHERE {_MINE} AND rank = CAST(:rank AS integer)
+""")  # noqa: S608 - constants
+
 # One page of a window over a session's messages, which is counted from the newest below a rank: as many from its first
 # on as have at most `page_bytes`, but one at least. Row by row, since nothing else stops reading at a sum: each message
 # is built once, and the one that does not fit any more. That of more than `large_bytes` comes without its text. `last`
 # is the rank with which the window ends. Pages behind the first one have neither limit nor offset, but their ranks.
-_MINE = "session_id = :session_id AND user_id = :user_id"
+_LIVE = "NOT rank <@ (SELECT ranks FROM superseded)"
 HISTORY_PAGE = text(f"""
 WITH RECURSIVE wanted AS MATERIALIZED (
     SELECT CASE WHEN CAST(:limit AS bigint) IS NULL THEN CAST(:first AS integer) ELSE coalesce((
-            SELECT rank FROM session_history WHERE {_MINE} AND rank < :below
+            SELECT rank FROM session_history WHERE {_MINE} AND rank < :below AND {_LIVE}
             ORDER BY rank DESC LIMIT 1 OFFSET :offset + CAST(:limit AS bigint) - 1), 0) END AS first,
-        (SELECT rank FROM session_history WHERE {_MINE} AND rank < :below
+        (SELECT rank FROM session_history WHERE {_MINE} AND rank < :below AND {_LIVE}
             ORDER BY rank DESC LIMIT 1 OFFSET :offset) AS last
 ), page AS (
     SELECT one.rank, one.message, octet_length(one.message) AS bytes FROM wanted, LATERAL (
         SELECT rank, {_MESSAGE} FROM session_history
-        WHERE {_MINE} AND rank BETWEEN wanted.first AND wanted.last ORDER BY rank LIMIT 1) AS one
+        WHERE {_MINE} AND rank BETWEEN wanted.first AND wanted.last AND {_LIVE} ORDER BY rank LIMIT 1) AS one
     UNION ALL
     SELECT next.rank, next.message, page.bytes + octet_length(next.message) FROM page, wanted, LATERAL (
         SELECT rank, {_MESSAGE} FROM session_history
-        WHERE {_MINE} AND rank > page.rank AND rank <= wanted.last ORDER BY rank LIMIT 1) AS next
+        WHERE {_MINE} AND rank > page.rank AND rank <= wanted.last AND {_LIVE} ORDER BY rank LIMIT 1) AS next
     WHERE page.bytes + octet_length(next.message) <= :page_bytes
-)
-SELECT page.rank, CASE WHEN page.bytes <= :large_bytes THEN page.message END AS message, wanted.last
+), superseded AS MATERIALIZED {_SUPERSEDED}
+SELECT page.rank, CASE WHEN page.bytes <= :large_bytes THEN page.message END AS message, wanted.last,
+    (SELECT ranks::text FROM superseded) AS superseded
 FROM page, wanted ORDER BY page.rank
 """)  # noqa: S608 - constants
 
-# A message of any size, a piece at a time, by characters. `bytes` is the size of all of it.
+# A message of any size, a piece at a time, by characters. `bytes` is the size of all of it. A superseded one says so.
 _PIECE = "SELECT substr(message, :start, :chars) AS piece, octet_length(message) AS bytes"
+_BY = """jsonb_build_object('superseded_by', CAST(:superseded_by AS text))"""
+_MARKED = _MESSAGE.replace(
+    "metadata_json",
+    f"""(CASE WHEN CAST(:superseded_by AS text) IS NULL THEN metadata_json ELSE metadata_json
+        || jsonb_build_object('extras', coalesce(metadata_json->'extras', '{{}}') || {_BY}) END)""",
+)
 MESSAGE_PIECE = text(f"""
-{_PIECE} FROM (SELECT {_MESSAGE} FROM session_history WHERE {_MINE} AND rank = CAST(:rank AS integer)) AS one
+{_PIECE} FROM (SELECT {_MARKED} FROM session_history WHERE {_MINE} AND rank = CAST(:rank AS integer)) AS one
 """)  # noqa: S608 - constants
 
 # The same with its texts cut to a window of characters.
@@ -97,7 +141,7 @@ _CUT_TEXTS = """(SELECT coalesce(jsonb_agg(CASE WHEN part->>'type' = 'text' THEN
         'text', substr(part->>'text', :text_start, coalesce(CAST(:text_chars AS integer), 2147483647 - :text_start)))
     ELSE part END ORDER BY place), '[]') FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place))"""
 CUT_MESSAGE_PIECE = text(f"""
-{_PIECE} FROM (SELECT {_MESSAGE.replace("parts_json", _CUT_TEXTS)} FROM session_history
+{_PIECE} FROM (SELECT {_MARKED.replace("parts_json", _CUT_TEXTS)} FROM session_history
     WHERE {_MINE} AND rank = CAST(:rank AS integer)) AS one
 """)  # noqa: S608 - constants
 
@@ -115,26 +159,26 @@ ORDER BY rank
 
 EXCHANGE_IDS = text(f"SELECT exchange_id FROM session_history WHERE {_QUESTION} LIMIT :most")  # noqa: S608 - constants
 
-REMEMBERED = text("""
+REMEMBERED = text(f"""
 SELECT exchange_id, role,
-    metadata_json #> '{extras,error}' IS NOT NULL OR metadata_json #>> '{extras,status}' = 'interrupted' AS failed,
-    coalesce(metadata_json #>> '{extras,checkpoint}', '') AS checkpoint,
+    metadata_json #> '{{extras,error}}' IS NOT NULL OR metadata_json #>> '{{extras,status}}' = 'interrupted' AS failed,
+    coalesce(metadata_json #>> '{{extras,checkpoint}}', '') AS checkpoint,
     (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
      FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place)
      WHERE part->>'type' = 'text') AS text
 FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND channel = 'final' AND role IN ('user', 'assistant')
+WHERE {_MINE} AND channel = 'final' AND role IN ('user', 'assistant') AND rank < :below AND NOT rank <@ {_SUPERSEDED}
 ORDER BY rank DESC LIMIT :messages
-""")
+""")  # noqa: S608 - constants
 
 # Walks the ranks of the session backwards to the answer that names one. Without coalesce the planner expects that
 # hardly any does, and would rather read and sort the whole session each time.
-NEWEST_CHECKPOINT = text("""
-SELECT metadata_json #>> '{extras,checkpoint}' AS checkpoint FROM session_history
-WHERE session_id = :session_id AND user_id = :user_id AND channel = 'final' AND role = 'assistant'
-    AND coalesce(metadata_json ->> 'agent_id' = :agent_id AND metadata_json #>> '{extras,checkpoint}' <> '', false)
+NEWEST_CHECKPOINT = text(f"""
+SELECT metadata_json #>> '{{extras,checkpoint}}' AS checkpoint FROM session_history
+WHERE {_MINE} AND channel = 'final' AND role = 'assistant' AND rank < :below AND NOT rank <@ {_SUPERSEDED}
+    AND coalesce(metadata_json ->> 'agent_id' = :agent_id AND metadata_json #>> '{{extras,checkpoint}}' <> '', false)
 ORDER BY rank DESC LIMIT 1
-""")
+""")  # noqa: S608 - constants
 
 # One batch of turns. :records is a JSON array of TurnRecord.encode(). In this order:
 # known     the sessions that exist and are the user's, locked in one order against deletes and other writers;

@@ -21,14 +21,15 @@ class Following:
     fragments of one message joined, with the number of the last.
     """
 
-    def __init__(self, turn: Turn, after: int = 0, *, pace_s: float = 0.0) -> None:
-        """It begins behind the event with number `after`; 0: with the first of this run of the exchange.
+    def __init__(self, turn: Turn, after: int = 0, *, place: int | None = None, pace_s: float = 0.0) -> None:
+        """It begins behind the event with number `after`; 0: with the first of this run of the exchange. With `place`
+        it begins at that index of the events instead.
 
         While the turn runs it wakes at most once in `pace_s` seconds, `math.inf`: not before the end. To wake a task
         for each token costs more than to say a token.
         """
         self.turn = turn
-        self._follow = follow_of(turn, after)
+        self._follow = follow_of(turn, after) if place is None else Follow(turn, place)
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._pace_s = pace_s

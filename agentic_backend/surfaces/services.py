@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentic_backend.agent import Catalog, TaskAnswer
+from agentic_backend.agent.created import CreatedAgents
+from agentic_backend.agent.hosted.memory import UserMemory
+from agentic_backend.agent.policy import AgentPolicy
 from agentic_backend.chat.hub import SocketHub
+from agentic_backend.session.attachments import Leftovers
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
+from agentic_backend.session.threads import ThreadStore
 from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 
@@ -40,7 +45,8 @@ class DoorServices:
     """The parts of the service that doors use, built in its lifespan.
 
     `registry` runs turns that are kept, `unkept` those of which nothing is stored: both with the same agents, limits
-    and measurements. `sessions` opens a session by an id of the client's. `base_url` is the path of the service's own
+    and measurements. `threads` are the sessions with their metadata, `leftovers` deletes the documents of deleted
+    attachments, `sessions` opens a session by an id of the client's. `base_url` is the path of the service's own
     interface, `max_message_chars` bounds a question, `background_s` a turn in the background, in seconds.
     `public_url` is where people open the chat page, None if that is not configured; `title` the name of the service.
     """
@@ -48,8 +54,14 @@ class DoorServices:
     registry: TurnRegistry
     unkept: TurnRegistry
     store: SessionStore
+    threads: ThreadStore
+    leftovers: Leftovers
     sessions: Sessions
     catalog: Catalog
+    made: CreatedAgents | None
+    """Agents that clients make; None where they come from the configuration alone."""
+    policy: AgentPolicy
+    memory: UserMemory
     hub: SocketHub
     kpi: Kpi
     answer_task: AnswerTask

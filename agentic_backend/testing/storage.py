@@ -14,6 +14,7 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.branches import Standing, line_of, standing_of
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord, checkpoint_of
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry
@@ -107,17 +108,26 @@ class MemoryStorage:
         self._read("touch")
         return (session_id, user_id) in self.sessions
 
-    async def remembered(self, session_id: str, user_id: str, max_exchanges: int) -> list[HistoryItem]:
+    async def remembered(
+        self, session_id: str, user_id: str, max_exchanges: int, up_to: int | None = None
+    ) -> list[HistoryItem]:
         """See `TurnStore`."""
-        kept = self._remembered.get((session_id, user_id), [])[-max_exchanges:] if max_exchanges > 0 else []
-        return [item for exchange in kept for item in (exchange.question, exchange.answer)]
+        on_line = {message.exchange_id for message in line_of(self._messages(session_id, user_id), up_to)}
+        known = [one for one in self._remembered.get((session_id, user_id), []) if one.exchange_id in on_line]
+        kept = known[-max_exchanges:] if max_exchanges > 0 else []
+        return [item for exchange in kept for item in exchange.items]
 
-    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str) -> str:
+    async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str, up_to: int | None = None) -> str:
         """See `TurnStore`."""
         self._read("newest_checkpoint")
-        newest_first = map(ChatMessage.decode, reversed(self.history(session_id, user_id)))
+        newest_first = reversed(line_of(self._messages(session_id, user_id), up_to))
         named = (checkpoint_of(message, agent_id) for message in newest_first)
         return next(filter(None, named), "")
+
+    async def standing(self, session_id: str, user_id: str, rank: int) -> Standing | None:
+        """See `TurnStore`."""
+        self._read("standing")
+        return standing_of(self._messages(session_id, user_id), rank)
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """See `TurnStore`."""
@@ -133,6 +143,13 @@ class MemoryStorage:
     def history(self, session_id: str = "s1", user_id: str = USER) -> list[bytes]:
         """The encoded messages of a session, by rank."""
         return [row for _, row in sorted(self.rows.get((session_id, user_id), {}).items())]
+
+    def line(self, session_id: str = "s1", user_id: str = USER) -> list[bytes]:
+        """The encoded messages of its live line, by rank."""
+        return [message.json for message in line_of(self._messages(session_id, user_id))]
+
+    def _messages(self, session_id: str, user_id: str) -> list[ChatMessage]:
+        return [ChatMessage.decode(row) for row in self.history(session_id, user_id)]
 
     async def cut_short(self, exchange_id: str, question: str, session_id: str = "s1", user_id: str = USER) -> None:
         """An ask whose process ended before its answer, as the start of the next one leaves it."""

@@ -21,6 +21,9 @@ USER = "ada"
 EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
+ALTER TABLE session DROP COLUMN metadata, DROP COLUMN created_at;
+DROP TABLE agent_version;
+ALTER TABLE agent DROP COLUMN version, DROP COLUMN created_at;
 DROP TABLE agent_grant;
 DROP TABLE audit_event;
 DROP FUNCTION keep_audit_event(), keep_audit_events(), prune_audit(integer, integer);
@@ -68,9 +71,17 @@ def settings_for(where: dict[str, Any], **sections: Any) -> AgenticSettings:
 
 
 def messages_of(
-    session: Session, exchange_id: str, texts: tuple[str, ...], *, answer_metadata: dict[str, Any] | None = None
+    session: Session,
+    exchange_id: str,
+    texts: tuple[str, ...],
+    *,
+    answer_metadata: dict[str, Any] | None = None,
+    after_rank: int | None = None,
 ) -> tuple[ChatMessage, ...]:
-    """A user's message and answers, ranks from the session's next one on."""
+    """A user's message and answers, ranks from the session's next one on. With `after_rank` the question begins behind
+    that message."""
+    asked = {"model": "mock", "ratio": 1.5} if answer_metadata is None else answer_metadata
+    question = asked if after_rank is None else {"extras": {"after_rank": after_rank}}
     return tuple(
         ChatMessage.build(
             session_id=session.id,
@@ -79,15 +90,22 @@ def messages_of(
             role="user" if place == 0 else "assistant",
             channel="final",
             parts=[text_part(text)],
-            metadata={"model": "mock", "ratio": 1.5} if answer_metadata is None else answer_metadata,
+            metadata=question if place == 0 else asked,
         )
         for place, text in enumerate(texts)
     )
 
 
-def turn(session: Session, exchange_id: str, *texts: str, metadata: dict[str, Any] | None = None) -> TurnRecord:
+def turn(
+    session: Session,
+    exchange_id: str,
+    *texts: str,
+    metadata: dict[str, Any] | None = None,
+    after_rank: int | None = None,
+) -> TurnRecord:
     """The next turn of a session. Its `session` is the session after it."""
-    messages = messages_of(session, exchange_id, texts or ("question", "answer"), answer_metadata=metadata)
+    said = texts or ("question", "answer")
+    messages = messages_of(session, exchange_id, said, answer_metadata=metadata, after_rank=after_rank)
     after = session.advanced(session.next_rank + len(messages), session.title or "A title")
     return TurnRecord(after, exchange_id, messages)
 

@@ -17,9 +17,8 @@ from backend_kit.wire import ServiceError
 from tests.fuzz.budget import WITHIN_LIMIT, long, seeds
 
 EXAMPLES = 2000 if long() else 150
-KEYS = st.sampled_from(
-    ["type", "session_id", "agent_id", "message", "exchange_id", "after_seq", "payload", "runtime_context", "if_busy"]
-)
+ASKED = ["message", "runtime_context", "if_busy", "after_rank", "regenerate"]
+KEYS = st.sampled_from(["type", "session_id", "agent_id", "exchange_id", "after_seq", "payload", *ASKED])
 VALUES = st.recursive(
     st.none()
     | st.booleans()

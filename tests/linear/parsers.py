@@ -24,6 +24,7 @@ from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.peers.events import decode_ask, decode_events
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
+from agentic_backend.session.branches import marked
 from agentic_backend.session.models import HistoryWindow, Session, cut_texts
 from agentic_backend.spool.pending import event_of
 from agentic_backend.surfaces.agui import reading as agui_reading
@@ -426,6 +427,13 @@ CASES: Final[dict[str, Case]] = {
         spelled,
         (*_WORDS, lambda n: " ".join(map("a.b{}".format, range(n)))),
     ),
+    "agentic_backend/session/branches.py::marked": (
+        lambda made: marked(made, "e1"),
+        (
+            *raw('{"type":"text","text":"aé"},', before='{"parts":[', behind='{}],"metadata":{}}'),
+            *raw('"a":1,', '"é":[],', before='{"metadata":{"extras":{', behind='"z":0}}}'),
+        ),
+    ),
     "agentic_backend/session/models.py::cut_texts": (
         lambda made: cut_texts(made, HistoryWindow(5, 5)),
         (
@@ -624,6 +632,18 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/events.py::call_part": _PASSES_ON,
     "agentic_backend/events.py::result_part": _PASSES_ON,
     "agentic_backend/events.py::text_part": _PASSES_ON,
+    "agentic_backend/agent/hosted/beginning.py::question_id_of": _PASSES_ON,
+    "agentic_backend/agent/hosted/beginning.py::stronger": "one of three words",
+    "agentic_backend/surfaces/langgraph/assistant_values.py::expect_uuid": "an address of a request, which is bounded",
+    "agentic_backend/surfaces/langgraph/assistant_values.py::of_version": _OURS,
+    "agentic_backend/surfaces/langgraph/assistant_values.py::version_json": _OURS,
+    "agentic_backend/surfaces/langgraph/errors.py::json_response": _PASSES_ON,
+    "agentic_backend/surfaces/langgraph/messages.py::answer": _PASSES_ON,
+    "agentic_backend/surfaces/langgraph/messages.py::message_id": _PASSES_ON,
+    "agentic_backend/surfaces/langgraph/names.py::assistant_id_of": "an id of at most 128 characters",
+    "agentic_backend/surfaces/langgraph/names.py::checkpoint_id_of": _PASSES_ON,
+    "agentic_backend/surfaces/langgraph/names.py::is_uuid": "an id, in an address or of a bounded body",
+    "agentic_backend/surfaces/langgraph/people.py::run_id_of_answer": _PASSES_ON,
     "agentic_backend/surfaces/agui/people.py::hash_of": _PASSES_ON,
     "agentic_backend/surfaces/agui/people.py::unique_call": _PASSES_ON,
     "agentic_backend/surfaces/agui/runs.py::session_of": _PASSES_ON,

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "the same ask twice is two turns",
         "agentic_backend/session/registry.py",
-        "if ask.human is None and known is not None and _same(known.ask, ask):",
-        "if ask.human is None and known is not None and known.ended and _same(known.ask, ask):",
+        "if ask.human is None and known is not None and ask.repeats(known.ask):",
+        "if ask.human is None and known is not None and known.ended and ask.repeats(known.ask):",
         f"{SESSION}/test_registry.py::test_the_same_ask_twice_is_one_turn_and_another_text_a_conflict",
     ),
     Mutant(
@@ -296,9 +296,44 @@ MUTANTS = (
     Mutant(
         "a graph's state is looked for among the last exchanges alone",
         "agentic_backend/session/turn.py",
-        "return history, await self._store.newest_checkpoint(ask.session_id, ask.user_id, ask.agent_id)",
+        "return history, await self._store.newest_checkpoint(*key, ask.agent_id, up_to)",
         'return history, ""',
         f"{SESSION}/test_state.py::test_a_state_behind_the_last_exchanges_is_looked_up_and_no_other",
+    ),
+    Mutant(
+        "an edited question is told what it replaces",
+        "agentic_backend/session/turn.py",
+        "up_to = ask.after_rank if ask.after_rank is not None",
+        "up_to = None if ask.after_rank is not None",
+        f"{SESSION}/test_forked_turns.py::test_an_edit_is_told_what_stood_before_the_question",
+    ),
+    Mutant(
+        "a branch that runs again after a kill is none",
+        "agentic_backend/session/restarts.py",
+        "        after_rank=branching.after_rank,\n",
+        "",
+        f"{SESSION}/test_forked_turns.py::test_a_cut_off_fork_runs_again_as_the_same_fork[asked0]",
+    ),
+    Mutant(
+        "what a stored branch has superseded is live",
+        "agentic_backend/spool/statements.py",
+        "rank <= fork.after_rank ORDER BY rank DESC LIMIT 1) AS older",
+        "rank < 0 ORDER BY rank DESC LIMIT 1) AS older",
+        f"{PERSIST}/test_branches.py::test_every_window_is_that_of_the_line[2]",
+    ),
+    Mutant(
+        "what a pending branch has superseded is live",
+        "agentic_backend/spool/pending.py",
+        'return {"superseded": f"{{{ranges}}}", "forks_below"',
+        'return {"superseded": "{}", "forks_below"',
+        f"{PERSIST}/test_branches.py::test_every_window_is_that_of_the_line[0]",
+    ),
+    Mutant(
+        "an agent remembers what was superseded",
+        "agentic_backend/spool/cache.py",
+        "            self.forget(key)\n        entry",
+        "            pass\n        entry",
+        f"{PERSIST}/test_branches.py::test_what_is_cached_is_what_would_be_read[20-0]",
     ),
     Mutant(
         "history does not show what is still pending",

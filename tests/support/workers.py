@@ -15,6 +15,8 @@ LONG_FIRST = (
     "opensearch",
     "tests/turnwise/test_launcher.py",
     "tests/integration/test_takeover.py",
+    "tests/langgraph/test_cut.py",
+    "tests/langgraph/test_use_stream.py",
     "tests/integration/test_fleet.py",
     "tests/deploy/test_proxy.py",
     "tests/fuzz/test_openapi.py",

@@ -20,6 +20,7 @@ class RunStream:
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT
     over = False
+    owed = None
 
     def __init__(self, names: RunNames, position: Position | None) -> None:
         self._names = names

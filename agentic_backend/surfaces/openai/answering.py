@@ -35,6 +35,7 @@ class EncodedStream:
     """Writes a turn as a stream of events. Implements `agentic_backend.chat.sse.Writer`."""
 
     heartbeat = HEARTBEAT
+    owed = None
 
     def __init__(self, encoder: Encoder, headers: Mapping[str, str]) -> None:
         """`headers` of the answer, beside those of every stream."""

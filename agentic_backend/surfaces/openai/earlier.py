@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from agentic_backend.events import Part, arguments_of, text_of
 from agentic_backend.llm.prompt import EarlierCall, HistoryItem
+from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import HistoryWindow
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import Final as Answered
@@ -115,11 +116,12 @@ _NOT_FOUND: Final = "previous_response_not_found"
 
 
 async def _exchanges(services: DoorServices, session_id: str, user_id: str, field: str) -> dict[str, list[Message]]:
-    """The session's exchanges with their messages, oldest first. Raises Refused above `MAX_BYTES`."""
+    """The session's exchanges with their messages, oldest first, superseded ones, too. Raises Refused above
+    `MAX_BYTES`."""
     exchanges: dict[str, list[Message]] = {}
     kept = 0
     with services.kpi.phase("history_get"):
-        async for page in services.store.pages(session_id, user_id, HistoryWindow()):
+        async for page in services.store.pages(session_id, user_id, HistoryWindow(branches=True)):
             messages = page.messages
             if page.large is not None:
                 messages = [await _large(services, session_id, user_id, page.large, field)]
@@ -149,9 +151,10 @@ def _expect_bounded(size: int, field: str) -> None:
 
 def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]:
     """The exchanges that lead to one, newest first: what each named as the one before it, or was in its conversation,
-    as is what another door began. Of one that named nothing the request had all that stands before it.
+    as is what another door began, where it began. Of one that named nothing the request had all that stands before it.
     """
     order = list(exchanges)
+    ends = {messages[-1]["rank"]: id_ for id_, messages in exchanges.items()}
     seen: set[str] = set()
     here: str | None = newest
     while here is not None and here in exchanges and here not in seen:
@@ -159,8 +162,10 @@ def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]
         yield here
         asked = _asked(exchanges[here][0])
         if asked is None or asked.conversation is not None:
+            after_rank = Branching.said_in(exchanges[here][0]["metadata"]).after_rank
             place = order.index(here)
-            here = order[place - 1] if place else None
+            before = order[place - 1] if place else None
+            here = before if after_rank is None else ends.get(after_rank)
         else:
             previous = ResponseId.read(asked.previous) if asked.previous else None
             here = previous.exchange_id if previous is not None else None

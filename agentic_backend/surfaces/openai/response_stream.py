@@ -16,6 +16,7 @@ class ResponseStream:
     """Writes one response. Implements `agentic_backend.chat.sse.StreamWriter`."""
 
     heartbeat = HEARTBEAT
+    owed = None
 
     def __init__(self, events: ResponseEvents, headers: Mapping[str, str], after: int = -1) -> None:
         """`headers` of the answer, beside those of every stream. Its client has all events up to the number `after`."""

@@ -37,6 +37,15 @@ HOSTILE = {
     "claimed groups": native(runtime_context={"user_groups": ["admins"]}),
     "a token in the context": native(runtime_context={"access_token": "t"}),
     "a surrogate in a list": native(runtime_context={"selected_document_uids": ["\ud800"]}),
+    "no message": json.dumps({key: value for key, value in ASK.items() if key != "message"}),
+    "a message beside one that is regenerated": native(regenerate="e1"),
+    "nothing to regenerate": native(message="", regenerate=""),
+    "two places": native(message="", regenerate="e1", after_rank=1),
+    "a place before all": native(after_rank=-2),
+    "a place behind all": native(after_rank=2**31 - 1),
+    "a place that is no number": native(after_rank="1"),
+    "a place that is a truth": native(after_rank=True),
+    "a place between two": native(after_rank=1.5),
 }
 
 
@@ -60,6 +69,12 @@ FIELDS = {
     "an unknown policy": "runtime_context.search_policy",
     "a claimed user": "runtime_context",
     "a surrogate in a list": "runtime_context.selected_document_uids[0]",
+    "no message": "message",
+    "a message beside one that is regenerated": "message",
+    "nothing to regenerate": "regenerate",
+    "two places": "after_rank",
+    "a place before all": "after_rank",
+    "a place that is no number": "after_rank",
 }
 
 
@@ -92,6 +107,24 @@ def test_an_unknown_type_is_told_apart_from_a_bad_frame():
         with pytest.raises(UnknownType) as refusal:
             parse('{"type":"dance"}', 100)
         assert refusal.value.field == "type"
+
+
+def test_an_ask_says_where_it_begins():
+    asker = frames.Asker("ann", None, None)
+    for changes, place in (
+        ({}, (None, None)),
+        ({"after_rank": -1}, (-1, None)),
+        ({"after_rank": 2**31 - 2}, (2**31 - 2, None)),
+        ({"after_rank": None, "regenerate": None}, (None, None)),
+        ({"message": "", "regenerate": "e1"}, (None, "e1")),
+    ):
+        frame = frames.parse_native(native(**changes), 100)
+        assert isinstance(frame, frames.NativeAsk)
+        ask = frames.ask_of(frame, asker, "r")
+        assert (ask.after_rank, ask.regenerate) == place
+    compatible = frames.parse_compatible(native(after_rank=1, regenerate="e1"), 100)
+    ask = frames.ask_of(compatible, asker, "r")
+    assert (ask.message, ask.after_rank, ask.regenerate) == ("hello", None, None)
 
 
 def test_a_message_is_counted_in_characters():

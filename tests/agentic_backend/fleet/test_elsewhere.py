@@ -17,7 +17,7 @@ from agentic_backend.fleet.messages import Message
 from agentic_backend.peers.mirror import Peers
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session
-from agentic_backend.session.store import LeaseLost
+from agentic_backend.session.store import LeaseLost, NewestElsewhere
 from agentic_backend.session.stream import Accepted, Awaiting, Final, TextDelta, Turn
 from backend_kit.aio import TaskRegistry
 from backend_kit.http import ServeSettings, listen
@@ -406,6 +406,20 @@ async def test_a_delete_that_the_bus_has_lost_is_told_again(join: Join) -> None:
     await forgetting
     assert one.instance.turns.forgotten == [(session.id, USER)]
     assert other.instance.queries.ran.count("notify") == 1
+
+
+async def test_what_others_run_and_have_run_in_sessions_that_are_watched_here(pair: Pair) -> None:
+    one, other = pair
+    session = await new_session(one.instance.persistence)
+    quiet = await new_session(one.instance.persistence)
+    watched = [(session.id, USER), (quiet.id, USER), (session.id, "another")]
+    assert await other.elsewhere.newest(watched) == []
+    await one.begin(session, "x1")
+    assert await other.elsewhere.newest(watched) == [NewestElsewhere(session.id, USER, "x1", 0)]
+    assert await one.elsewhere.newest(watched) == []  # it is its own
+    other.instance.queries.failing.append("newest_elsewhere")
+    with pytest.raises(HistoryUnavailable):
+        await other.elsewhere.newest(watched)
 
 
 async def test_what_is_handed_over_is_taken_at_once_and_counts_no_death(pair: Pair, database: Database) -> None:

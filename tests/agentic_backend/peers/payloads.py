@@ -65,6 +65,10 @@ def payloads(value: st.SearchStrategy[Any], text: st.SearchStrategy[str]) -> dic
         stream.TextDelta: st.builds(stream.TextDelta, COUNT, channel, text),
         stream.ThoughtDelta: st.builds(stream.ThoughtDelta, text),
         stream.CustomSaid: st.builds(stream.CustomSaid, value.map(dumps)),
+        stream.GraphSaid: st.builds(stream.GraphSaid, TEXT, st.lists(TEXT, max_size=2).map(tuple), value.map(dumps)),
+        stream.SpokenBy: st.builds(
+            stream.SpokenBy, COUNT, TEXT, TEXT, st.integers(-1, 99), st.lists(TEXT, max_size=2).map(tuple)
+        ),
         stream.Whole: st.builds(stream.Whole, message),
         stream.Cited: st.builds(stream.Cited, st.lists(objects, max_size=3)),
         stream.SessionChanged: st.builds(stream.SessionChanged, session),

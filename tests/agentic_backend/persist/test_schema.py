@@ -19,9 +19,11 @@ from tests.support.patience import PATIENCE_S
 from tests.support.postgres import Database
 
 ROOT = Path(__file__).parents[3]
+HEAD = newest_revision(Path(agentic_migrations.__file__).parent)
 TABLES = {
     "agent",
     "agent_grant",
+    "agent_version",
     "api_key",
     "audit_event",
     "alembic_version",
@@ -109,7 +111,7 @@ async def test_a_start_at_the_newest_revision_does_not_load_alembic(database: Da
         )
         out, _ = await process.communicate()
         said.append(out.strip())
-    assert said == [b"0012 True", b"0012 False"]
+    assert said == [f"{HEAD} {loaded}".encode() for loaded in (True, False)]
 
 
 async def test_processes_that_start_together_migrate_once(database: Database) -> None:
@@ -140,7 +142,7 @@ async def test_processes_that_start_together_migrate_once(database: Database) ->
     results = await asyncio.gather(*(process.communicate() for process in processes))
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in results] == [b"0012", b"0012"]
+    assert [out.strip() for out, _ in results] == [HEAD.encode()] * 2
     assert rows(database.dsn, "SELECT count(*) FROM alembic_version") == [(1,)]
 
 
@@ -214,19 +216,19 @@ async def test_a_newer_schema_that_this_program_works_with_is_used_and_kept(
     postgres = settings_for(database.settings()).storage.postgres
     await asyncio.to_thread(migrate, postgres)
     assert rows(database.dsn, "SELECT revision FROM schema_works_from") == [("0012",)]
-    newer(database, "0012")
+    newer(database, "0015")
 
     assert await asyncio.to_thread(migrate, postgres) == "9999"
-    assert "at schema revision 9999, this version of the program knows up to 0012 and works with it" in caplog.text
+    assert f"at schema revision 9999, this version of the program knows up to {HEAD} and works with it" in caplog.text
     persistence = build(database.settings())
     persistence.start()
     async with asyncio.timeout(PATIENCE_S):
         await persistence.database.wait_ready()
     assert rows(database.dsn, "SELECT version_num FROM alembic_version") == [("9999",)]
-    assert rows(database.dsn, "SELECT revision FROM schema_works_from") == [("0012",)]
+    assert rows(database.dsn, "SELECT revision FROM schema_works_from") == [("0015",)]
 
 
-@pytest.mark.parametrize("works_from", ["0013", None])
+@pytest.mark.parametrize("works_from", ["9998", None])
 async def test_a_newer_schema_is_refused_with_words(database: Database, build: Build, works_from: str | None) -> None:
     postgres = settings_for(database.settings()).storage.postgres
     await asyncio.to_thread(migrate, postgres)
@@ -235,7 +237,7 @@ async def test_a_newer_schema_is_refused_with_words(database: Database, build: B
         with psycopg.connect(database.dsn) as connection:
             connection.execute("DROP TABLE schema_works_from")
 
-    with pytest.raises(SchemaTooNew, match=r"schema revision 9999.*knows up to 0012.*newer version"):
+    with pytest.raises(SchemaTooNew, match=rf"schema revision 9999.*knows up to {HEAD}.*newer version"):
         await asyncio.to_thread(migrate, postgres)
 
     states: asyncio.Queue[DatabaseState] = asyncio.Queue()

@@ -14,7 +14,7 @@ from agentic_backend.persist.persistence import Persistence
 from agentic_backend.session.models import HistoryWindow, Session, TurnRecord
 from agentic_backend.spool.pending import Op, Pending
 from agentic_backend.spool.spoolrows import Row
-from agentic_backend.spool.statements import NEWEST_CHECKPOINT
+from agentic_backend.spool.statements import FORKS, HISTORY_PAGE, NEWEST_CHECKPOINT, REMEMBERED, STANDING
 from backend_kit.kpi import Kpi
 from backend_kit.wire import loads
 from tests.agentic_backend.conftest import Build
@@ -309,6 +309,22 @@ async def test_an_answer_without_words_is_remembered_for_the_state_that_it_left(
 
 
 @pytest.mark.parametrize("restored", [True, False])
+async def test_an_exchange_without_a_question_is_remembered_where_it_left_a_state(
+    held: Persistence, restored: bool
+) -> None:
+    session = await new_session(held)
+    record = turn(session, "x1", "", "", metadata={"extras": {"checkpoint": "c1.s/Graph/t"}})
+    await held.log.append(record)
+    await held.log.append(turn(record.session, "x2", "", "nothing was asked"))
+    held.start()
+    assert await held.flush(PATIENCE_S) == 0
+    if restored:
+        held.cache.forget((session.id, USER))
+    (answer,) = await held.store.remembered(session.id, USER, 20)
+    assert (answer.role, answer.text, answer.checkpoint) == ("assistant", "", "c1.s/Graph/t")
+
+
+@pytest.mark.parametrize("restored", [True, False])
 async def test_failed_and_interrupted_exchanges_are_not_remembered(held: Persistence, restored: bool) -> None:
     session = await new_session(held)
     record = turn(session, "x1", "first", "one")
@@ -370,27 +386,46 @@ async def test_the_newest_checkpoint_of_an_agent_is_found_behind_any_other_excha
     assert await newest((await new_session(held)).id, USER, "Graph") == ""
 
 
+PLACES = {
+    "session_id": "'{session}'", "user_id": f"'{USER}'", "agent_id": "'Graph'", "superseded": "'{{}}'", "below": "5000",
+    "forks_below": "5000", "messages": "20", "rank": "7", "first": "0", "limit": "NULL", "offset": "0",
+    "page_bytes": "262144", "large_bytes": "1048576",
+}  # fmt: skip
+TYPES = {"below": "int", "forks_below": "int", "messages": "bigint", "rank": "int", "first": "int", "limit": "bigint",
+    "offset": "bigint", "page_bytes": "bigint", "large_bytes": "bigint"}  # fmt: skip
+
+
 @pytest.mark.parametrize("sessions", [1, 20])
 @pytest.mark.parametrize("planned", ["force_custom_plan", "force_generic_plan"])
-async def test_the_newest_checkpoint_is_found_along_the_ranks_of_the_session(
-    held: Persistence, database: Database, sessions: int, planned: str
+@pytest.mark.parametrize("forked", [False, True], ids=["", "forked"])
+async def test_what_a_turn_reads_is_found_along_the_ranks_of_the_session_and_its_forks(
+    held: Persistence, database: Database, sessions: int, planned: str, forked: bool
 ) -> None:
     for _ in range(sessions):
         session = await new_session(held)
         for record in turns(session, 400 // sessions):
             await held.log.append(record)
+        if forked:
+            await held.log.append(turn(record.session, "fork", after_rank=1))
     await held.batcher._write_all()
-    statement = str(NEWEST_CHECKPOINT.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
-    with psycopg.connect(database.dsn) as connection:
-        connection.execute("ANALYZE session_history")
-        connection.execute(f"SET plan_cache_mode = {planned}".encode())
-        places = {"session_id": "$1", "user_id": "$2", "agent_id": "$3"}
-        connection.execute(f"PREPARE asked AS {statement % places}".encode())
-        plan = connection.execute(f"EXPLAIN EXECUTE asked ('{session.id}', '{USER}', 'Graph')".encode()).fetchall()
-        connection.rollback()
-    lines = "\n".join(line for (line,) in plan)
-    assert "Index Scan Backward using session_history_" in lines
-    assert "Sort" not in lines
+    for asked in (NEWEST_CHECKPOINT, REMEMBERED, STANDING, HISTORY_PAGE, FORKS):
+        statement = str(asked.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
+        names = [name for name in PLACES if f"%({name})s" in statement]
+        with psycopg.connect(database.dsn) as connection:
+            connection.execute("ANALYZE session_history")
+            connection.execute(f"SET plan_cache_mode = {planned}".encode())
+            places = {name: f"${place}" for place, name in enumerate(names, 1)}
+            types = ", ".join(TYPES.get(name, "text") for name in names)
+            connection.execute(f"PREPARE asked ({types}) AS {statement % places}".encode())
+            values = ", ".join(PLACES[name].format(session=session.id) for name in names)
+            plan = connection.execute(f"EXPLAIN EXECUTE asked ({values})".encode()).fetchall()
+            connection.rollback()
+        lines = "\n".join(line for (line,) in plan)
+        assert "Seq Scan" not in lines, lines
+        assert "session_history_forks" in lines, lines
+        if asked is NEWEST_CHECKPOINT or (asked is REMEMBERED and sessions == 1):
+            assert "Index Scan Backward using" in lines, lines
+            assert "Sort" not in lines, lines
 
 
 async def test_a_checkpoint_that_cannot_be_looked_up_is_history_that_is_unavailable(

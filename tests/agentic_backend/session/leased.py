@@ -1,11 +1,12 @@
 """Sessions that several instances share, without a database: the leases of each, and how it sees the others."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.session.models import AskRecord, Durability, TurnRecord
-from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
+from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost, NewestElsewhere
 from agentic_backend.session.stream import Accepted, Cancelled, TextDelta, Turn
 from agentic_backend.testing import MemoryStorage
 from tests.agentic_backend.session.echo_process import SESSION
@@ -121,6 +122,7 @@ class Others:
         self.takes.set()
         self.handing: list[str] = []
         self.handed: list[str] = []
+        self.newest_there: list[NewestElsewhere] = []
 
     async def mirror(self, turn: Turn) -> bool:
         self.mirrored.append(turn)
@@ -139,6 +141,11 @@ class Others:
 
     async def find(self, _exchange_id: str, _user_id: str) -> AskRecord | None:
         return self.runs
+
+    async def newest(self, sessions: Sequence[tuple[str, str]]) -> list[NewestElsewhere]:
+        if self.away:
+            raise HistoryUnavailable
+        return [one for one in self.newest_there if (one.session_id, one.user_id) in sessions]
 
     async def stop(self, exchange_id: str, _user_id: str) -> bool:
         self.stopped.append(exchange_id)

@@ -2,7 +2,8 @@ import logging
 
 import pytest
 
-from agentic_backend.events import Custom, Delta, Sources, Step, Thought, text_part
+from agentic_backend.agent import GraphInput
+from agentic_backend.events import Custom, Delta, GraphOutput, Sources, Speaks, Step, TextEnds, Thought, text_part
 from agentic_backend.session.exchange import Exchange, OutputBounds, title_from
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
@@ -10,7 +11,9 @@ from agentic_backend.session.stream import (
     Cited,
     CustomSaid,
     Failed,
+    GraphSaid,
     HumanAnswer,
+    SpokenBy,
     TextDelta,
     ThoughtDelta,
     Turn,
@@ -21,8 +24,8 @@ from backend_kit.wire import Code, loads
 CALL = Step("assistant", "tool_call", [{"type": "tool_call", "call_id": "c", "name": "n", "args": {}}])
 
 
-def exchange(title="", next_rank=4, human=None, **more):
-    ask = Ask("s1", "Georges", "What is a turn?", "e1", "ann", received_at=0.0, human=human)
+def exchange(title="", next_rank=4, human=None, graph=None, **more):
+    ask = Ask("s1", "Georges", "What is a turn?", "e1", "ann", received_at=0.0, human=human, graph=graph)
     session = Session("s1", "ann", "Georges", title, "2026-01-01T00:00:00.000000Z", next_rank)
     return Exchange(Turn(ask), session, **more)
 
@@ -331,6 +334,44 @@ def test_custom_events_above_their_bounds_are_dropped(bounds):
     for data in ("a", "b", "c"):
         one.emit(Custom(data))
     assert [said.json for said in published(one, CustomSaid)] == [b'"a"', b'"b"']
+
+
+@pytest.mark.parametrize(
+    "bounds", [OutputBounds(graph_events=2), OutputBounds(graph_bytes=7), OutputBounds(graph_event_bytes=3)]
+)
+def test_what_is_told_of_a_graph_has_bounds_of_its_own(bounds, caplog):
+    one = exchange(bounds=bounds)
+    for said in (b'"a"', b'"b"', b'"secret"', b'"d"')[: 4 if bounds.graph_event_bytes > 3 else 3]:
+        one.emit(GraphOutput("values", ("team:1",), said))
+    one.emit(Custom("still"))
+    assert published(one, GraphSaid) == [GraphSaid("values", ("team:1",), said) for said in (b'"a"', b'"b"')]
+    assert len(published(one, CustomSaid)) == 1
+    (line,) = caplog.messages
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("graph", [None, GraphInput()])
+def test_whose_text_it_is_stands_in_what_is_stored_and_is_said_where_that_is_wanted(graph):
+    one = exchange(graph=graph)
+    one.open(one.question())
+    one.emit(Speaks("run-1", "think", 2, ("team:1",)))
+    one.emit(Delta("Let me see."))
+    one.emit(Speaks("msg-1", "think", 2, ("team:1",)))  # as its model names it at its end
+    one.emit(CALL)
+    one.emit(Delta("A node's own."))
+    one.emit(TextEnds())
+    one.emit(Speaks("msg-2", "write"))
+    one.emit(Delta("It"))
+    one.emit(Delta(" is."))
+    told = one.told_extras
+    one.close(one.text, [], {"extras": told})
+    named = [(message.text, message.metadata.get("extras", {}).get("message_id")) for message in one.messages]
+    assert named[1:] == [("Let me see.", "msg-1"), ("", None), ("A node's own.", None), ("It is.", "msg-2")]
+    assert told["node"] == "write"
+    expected = [SpokenBy(5, "run-1", "think", 2, ("team:1",)), SpokenBy(8, "msg-2", "write", 0, ())]
+    assert published(one, SpokenBy) == ([] if graph is None else expected)
+    # Without a text nobody has said anything.
+    assert "message_id" not in exchange().told_extras
 
 
 ASKED = {"question": "Publish?", "choices": [{"id": "y", "label": "Yes"}], "checkpoint_id": "run"}

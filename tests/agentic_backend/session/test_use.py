@@ -102,7 +102,9 @@ class SlowToRemember(MemoryStorage):
         super().__init__(*sessions)
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def remembered(self, _session_id: str, _user_id: str, _max_exchanges: int) -> list[HistoryItem]:
+    async def remembered(
+        self, _session_id: str, _user_id: str, _max_exchanges: int, _up_to: int | None = None
+    ) -> list[HistoryItem]:
         self.reached.set()
         await self.go_on.wait()
         return []

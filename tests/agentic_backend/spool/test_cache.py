@@ -103,3 +103,18 @@ def test_without_room_nothing_is_kept() -> None:
     assert cache.loaded(cache.load(KEY, 5, []), [exchange(1)]) == [exchange(1)]
     assert cache.get(KEY, 1) is None
     assert len(cache) == cache.bytes == 0
+
+
+def test_what_another_branch_has_superseded_is_read_anew() -> None:
+    cache = HistoryCache(1_000_000, depth=3)
+    cache.begin(KEY)
+    first, second = turns(session(), 2)
+    for record in (first, second, turn(second.session, "behind the newest", after_rank=3)):
+        cache.append(KEY, record)
+    assert [e.exchange_id for e in cache.get(KEY, 3) or []] == ["x1", "x2", "behind the newest"]
+    loading = cache.load(KEY, 3, [first, second])
+    failed = {"extras": {"error": "llm_timeout"}}
+    cache.append(KEY, turn(second.session, "fork", "q", "sorry", metadata=failed, after_rank=1))
+    assert (cache.get(KEY, 3), cache.bytes) == (None, 0), "however it ended"
+    cache.loaded(loading, [])
+    assert cache.get(KEY, 3) is None

@@ -11,8 +11,10 @@ from agentic_backend.session.stream import (
     Cited,
     CustomSaid,
     Failed,
+    GraphSaid,
     Restarted,
     SessionChanged,
+    SpokenBy,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -311,7 +313,7 @@ def some_run(rng):
             payloads.append(came(rank, ("c1", "r"), ("", "s")))
             rank += 1
         elif kind == 4:
-            payloads += [CustomSaid(b"1"), Cited([])]
+            payloads += [CustomSaid(b"1"), GraphSaid("values", (), b"{}"), SpokenBy(rank, "a", "b", 1, ()), Cited([])]
         elif kind == 5:
             payloads.append(Whole(message(rank, "system", "system_note", "note")))
             rank += 1

@@ -12,7 +12,9 @@ from agentic_backend.session.stream import (
     CustomSaid,
     Failed,
     Final,
+    GraphSaid,
     Restarted,
+    SpokenBy,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -221,7 +223,8 @@ def test_a_failure_in_the_stream_is_an_error_after_what_was_spent():
 
 
 def test_what_this_protocol_has_no_place_for_is_left_out():
-    assert len(frames(CustomSaid(b"1"), Cited([]), final(""))) == 2
+    graph = GraphSaid("values", (), b"{}"), SpokenBy(1, "a", "b", 1, ())
+    assert len(frames(CustomSaid(b"1"), *graph, Cited([]), final(""))) == 2
 
 
 @pytest.mark.parametrize("text", ['"\\\n\u2028', "é🙂", "\x01"])

@@ -13,7 +13,9 @@ from agentic_backend.session.stream import (
     CustomSaid,
     Failed,
     Final,
+    GraphSaid,
     Restarted,
+    SpokenBy,
     TextDelta,
     ThoughtDelta,
 )
@@ -125,6 +127,8 @@ STEPS = (
     step(6, "system", "system_note", text_part("Looked.")),
     Cited([]),
     CustomSaid(b"1"),
+    GraphSaid("values", (), b"{}"),
+    SpokenBy(7, "a", "b", 1, ()),
     *said("A ", "turn ", "[1].", rank=7),
     final("A turn [1].", LINK, rank=7),
 )
