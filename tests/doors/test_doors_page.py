@@ -9,6 +9,7 @@ from tests.doors.cases import COLUMNS, Case, Lab
 from tests.doors.clients.__main__ import CLIENTS
 from tests.doors.foreign import AgUi, Chat
 from tests.doors.instead import INSTEAD, OWN
+from tests.doors.langgraph import LangGraph
 from tests.doors.native import Compatible, LeavingStream, Native, Rest, Stream
 from tests.doors.responses import Background, Responses
 from tests.doors.talk import Talk
@@ -19,7 +20,7 @@ from tests.support.tool_server import ToolServer
 
 PAGE = ROOT / "docs/doors.md"
 DOORS: dict[str, type[Talk]] = {
-    door.row: door for door in (Native, Compatible, Stream, Rest, Chat, Responses, AgUi, Mcp)
+    door.row: door for door in (Native, Compatible, Stream, Rest, Chat, Responses, AgUi, LangGraph, Mcp)
 }
 STANDS_IN: dict[tuple[str, str], type[Talk]] = {
     (Stream.row, "cancel"): LeavingStream,

@@ -12,6 +12,7 @@ import pytest
 from mcp import MCPError
 from websockets.exceptions import ConnectionClosed
 
+from agentic_backend.surfaces.langgraph.names import assistant_id_of
 from tests.agentic_backend.records import until
 from tests.support.api_keys import stored_key
 from tests.support.mcp_client import ERAS, mcp_client
@@ -36,6 +37,7 @@ OPENS: dict[str, tuple[dict[str, list[str]], str]] = {
     "role": ({"roles": ["analyst"]}, "cleo"),
 }
 RELATIONS = ("use", "edit", "share")
+LISTS = ("agents", "models", "assistants", "tools")
 
 
 def token_of(user: str) -> str:
@@ -103,6 +105,15 @@ async def agui(service: RunningService, user: str, agent: str, _session: str) ->
     return await request(service, user, "POST", f"/agui/{agent}", body)
 
 
+async def run(service: RunningService, user: str, agent: str, _session: str) -> Said:
+    body = {"assistant_id": agent, "input": {"messages": [{"role": "user", "content": "Hello"}]}}
+    return await request(service, user, "POST", "/runs/wait", body)
+
+
+async def assistant(service: RunningService, user: str, agent: str, _session: str) -> Said:
+    return await request(service, user, "GET", f"/assistants/{assistant_id_of(agent)}")
+
+
 async def mcp(service: RunningService, user: str, agent: str, _session: str) -> Said:
     async with mcp_client(service.port, ERAS[1], headers=bearer(user)) as client:
         try:
@@ -121,6 +132,8 @@ DOORS: dict[str, Door] = {
     "responses": responses,
     "model": model,
     "agui": agui,
+    "run": run,
+    "assistant": assistant,
     "mcp": mcp,
 }
 
@@ -129,11 +142,13 @@ async def listed(service: RunningService, user: str) -> dict[str, set[str]]:
     """The agents that each listing names."""
     _, agents = await request(service, user, "GET", f"{BASE}/agents")
     _, models = await request(service, user, "GET", "/v1/models")
+    _, assistants = await request(service, user, "POST", "/assistants/search", {"limit": 100})
     async with mcp_client(service.port, ERAS[1], headers=bearer(user)) as client:
         tools = (await client.list_tools()).tools
     return {
         "agents": {agent["id"] for agent in json.loads(agents)},
         "models": {one["id"] for one in json.loads(models)["data"] if "/" not in one["id"]},
+        "assistants": {one["graph_id"] for one in json.loads(assistants)},
         "tools": {tool.name.removeprefix("ask_") for tool in tools},
     }
 
@@ -155,7 +170,7 @@ async def test_every_person_at_every_door(start_service: StartService, kind: str
         for user in PEOPLE:
             may = user in (friend, "opal")
             expected = {"Hidden", "Georges"} if may else {"Georges"}
-            assert await listed(service, user) == dict.fromkeys(("agents", "models", "tools"), expected), user
+            assert await listed(service, user) == dict.fromkeys(LISTS, expected), user
             session = json.loads((await made_session(service, user, "Georges", ""))[1])["id"]
             for name, door in DOORS.items():
                 hidden = await door(service, user, "Hidden", session)

@@ -31,6 +31,7 @@ __all__ = ["tool_server"]
 
 SECURITY: dict[str, Any] = {"user": {"enabled": True, "client_id": "turnwise"}, "hs256_secret": SECRET}
 _OWN = "the caller's own, which nobody else sees"
+_READS = "reads, by a question that is too long for an address"
 
 AUDITED: dict[str, AuditAction] = {
     "GET /audit/events": AuditAction.AUDIT_EXPORTED,
@@ -46,6 +47,11 @@ AUDITED: dict[str, AuditAction] = {
     # A question is none; an answer to an agent's question is.
     "WS /chatbot/query/ws": AuditAction.PERSON_ANSWERED,
     "POST /chatbot/query/stream": AuditAction.PERSON_ANSWERED,
+    "POST //assistants": AuditAction.AGENT_CREATED,
+    "PATCH //assistants/{assistant_id}": AuditAction.AGENT_CHANGED,
+    "POST //assistants/{assistant_id}/latest": AuditAction.AGENT_CHANGED,
+    "DELETE //assistants/{assistant_id}": AuditAction.AGENT_DELETED,
+    "DELETE //threads/{thread_id}": AuditAction.SESSION_DELETED,
 }
 NOT_AUDITED: dict[str, str] = {
     "WS /chatbot/query/ws-baseline": "keeps nothing, and its agent asks nobody",
@@ -59,6 +65,31 @@ NOT_AUDITED: dict[str, str] = {
     "POST //v1/responses/{response_id}/cancel": "a turn that ends sooner",
     "POST //agui/{agent_id}": "as POST //v1/chat/completions",
     "DELETE //agui/{agent_id}/runs/{exchange_id:path}": "a turn that ends sooner",
+    "POST //threads/{thread_id}/state/checkpoint": _READS,
+    "POST //threads/{thread_id}/history": _READS,
+    "POST //threads/search": _READS,
+    "POST //threads/count": _READS,
+    "POST //assistants/search": _READS,
+    "POST //assistants/count": _READS,
+    "POST //assistants/{assistant_id}/versions": _READS,
+    "POST //store/items/search": _READS,
+    "POST //store/namespaces": _READS,
+    "POST //threads/{thread_id}/stream/events": _READS,
+    "POST //threads/{thread_id}/runs": "as POST //v1/chat/completions",
+    "POST //threads/{thread_id}/runs/stream": "as POST //v1/chat/completions",
+    "POST //threads/{thread_id}/runs/wait": "as POST //v1/chat/completions",
+    "POST //runs": "as POST //v1/chat/completions",
+    "POST //runs/stream": "as POST //v1/chat/completions",
+    "POST //runs/wait": "as POST //v1/chat/completions",
+    "POST //threads/{thread_id}/commands": "as POST //v1/chat/completions",
+    "POST //threads": _OWN,
+    "PATCH //threads/{thread_id}": _OWN,
+    "POST //threads/{thread_id}/copy": _OWN,
+    "PUT //store/items": _OWN,
+    "DELETE //store/items": _OWN,
+    "POST //threads/{thread_id}/state": "a turn of the caller's own graph, without a model",
+    "POST //threads/{thread_id}/runs/{run_id}/cancel": "a turn that ends sooner",
+    "DELETE //threads/{thread_id}/runs/{run_id}": "a line of a list: what was said stays",
     "POST //mcp": "as POST //v1/chat/completions",
     "DELETE //mcp": "a session of the protocol, which is no conversation",
 }

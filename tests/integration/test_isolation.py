@@ -45,6 +45,7 @@ class Named:
 
 
 SESSION = Named((403,))
+THREAD = Named((404, 422))
 FEEDBACK = {"rating": 1, "messageId": "1", "sessionId": "{session_id}", "agentName": "Georges"}
 ASK = {"type": "ask", "session_id": "{session_id}", "agent_id": "Georges", "message": "Hello"}
 RESUME = {"type": "resume", "session_id": "{session_id}", "exchange_id": "{exchange_id}", "after_seq": 0}
@@ -128,6 +129,32 @@ OPERATIONS: dict[str, Kind | Named] = {
     "DELETE /v1/responses/{response_id}": Named((404,)),
     "POST /agui/{agent_id}": Named((403,), ({"json": AGUI_ANSWER}, {"json": AGUI_ANSWER | {"runId": "{exchange_id}"}})),
     "DELETE /agui/{agent_id}/runs/{exchange_id}": Named((404,)),
+    "GET /ok": Kind.PUBLIC,
+    "GET /info": Kind.PUBLIC,
+    "POST /assistants/search": Kind.SHARED,
+    "POST /assistants/count": Kind.SHARED,
+    "GET /assistants/{assistant_id}": Kind.SHARED,
+    "GET /assistants/{assistant_id}/graph": Kind.SHARED,
+    "GET /assistants/{assistant_id}/schemas": Kind.SHARED,
+    "GET /assistants/{assistant_id}/subgraphs": Kind.SHARED,
+    "GET /assistants/{assistant_id}/subgraphs/{namespace}": Kind.SHARED,
+    "POST /assistants/{assistant_id}/versions": Kind.SHARED,
+    "POST /assistants": Kind.SHARED,
+    "PATCH /assistants/{assistant_id}": Kind.SHARED,
+    "DELETE /assistants/{assistant_id}": Kind.SHARED,
+    "POST /assistants/{assistant_id}/latest": Kind.SHARED,
+    "PUT /store/items": Kind.OWN,
+    "GET /store/items": Kind.OWN,
+    "DELETE /store/items": Kind.OWN,
+    "POST /store/items/search": Kind.OWN,
+    "POST /store/namespaces": Kind.OWN,
+    "POST /threads": Kind.OWN,
+    "POST /threads/search": Kind.OWN,
+    "POST /threads/count": Kind.OWN,
+    "GET /threads/{thread_id}": THREAD,
+    "PATCH /threads/{thread_id}": Named((404, 422), ({"json": {"metadata": {"a": 1}}},)),
+    "DELETE /threads/{thread_id}": THREAD,
+    "POST /threads/{thread_id}/copy": THREAD,
 }
 SOCKETS = {"/chatbot/query/ws", "/chatbot/query/ws-baseline"}
 """The frames below are tried on the first; the second keeps nothing that could be anybody's."""
@@ -205,6 +232,7 @@ class Belongings:
             key_id = (await response.json())["id"]
         ids = {
             "session_id": sessions[0],
+            "thread_id": sessions[0],
             "key_id": key_id,
             "response_id": response_id,
             "exchange_id": "ann-exchange",
@@ -212,7 +240,7 @@ class Belongings:
             "attachment_id": "ann-attachment",
             "rank": "1",
         }
-        running = ids | {"session_id": sessions[1], "exchange_id": "ann-runs"}
+        running = ids | {"session_id": sessions[1], "thread_id": sessions[1], "exchange_id": "ann-runs"}
         return cls(service, ids, running, dict(zip(OTHERS, sessions[2:], strict=True)))
 
     @staticmethod
@@ -263,7 +291,7 @@ class Belongings:
             form = aiohttp.FormData(request.pop("form"))
             form.add_field("file", b"text", filename="notes.txt", content_type="text/plain")
             request["data"] = form
-        below = "" if path.startswith(("/agui/", "/v1/")) else BASE
+        below = "" if path.startswith(("/agui/", "/v1/", "/ok", "/info", "/threads")) else BASE
         url = below + filled(path.replace("{agent_id}", "Georges"), ids)
         async with self.service.http.request(method, url, headers=headers_of(user), **request) as response:
             headers = sorted((name.lower(), value) for name, value in response.headers.items())

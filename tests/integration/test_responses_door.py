@@ -20,6 +20,7 @@ from tests.integration.test_openai_door import GEORGES, client_of, langchain_of,
 from tests.integration.test_rico import PASSAGE, QUESTION, rico_on
 from tests.support.agentic import start_process
 from tests.support.api_keys import stored_key
+from tests.support.following import ask_frame, over_stream
 from tests.support.held_model import held_model
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECURITY, headers_of, token_of
@@ -155,6 +156,27 @@ async def test_a_response_follows_another_and_an_older_one_may_be_gone_back_to(s
     ]
     assert kept.previous_response_id == first.id
     assert (last.output_text, len(sessions), len(history)) == ("Four.", 1, 8)
+
+
+async def test_a_response_that_a_branch_has_superseded_may_be_gone_back_to(start_service):
+    steps = [says(text) for text in ("One.", "Two.", "Deux.", "Three.", "Four.")]
+    async with scripted(*steps) as model:
+        settings = sections_on(model)
+        async with start_service(**settings) as service, client_of(service) as client:
+            first = await client.responses.create(model="Georges", input="First?", conversation="a")
+            second = await client.responses.create(model="Georges", input="Second?", conversation="a")
+            (session,) = await service.get("/chatbot/sessions")
+            async for _ in over_stream(service, ask_frame(session["id"], "fork", "Zweitens?", after_rank=1)):
+                pass
+            await service.flush()
+        async with start_service(**settings) as service, client_of(service) as client:
+            await client.responses.create(model="Georges", input="Third?", conversation="a")
+            live = [one["content"] for one in model.requests[-1].body["messages"][1:]]
+            await client.responses.create(model="Georges", input="Fourth?", previous_response_id=second.id)
+            gone_back = [one["content"] for one in model.requests[-1].body["messages"][1:]]
+    assert first.output_text == "One."
+    assert live == ["First?", "One.", "Zweitens?", "Deux.", "Third?"]
+    assert gone_back == ["First?", "One.", "Second?", "Two.", "Fourth?"]
 
 
 def said(request):

@@ -173,17 +173,20 @@ def last_words(text: str) -> str:
 
 
 @contextmanager
-def running(command: list[str], env: dict[str, str], port: int, log: Path) -> Iterator[None]:
-    """A server of somebody else's, once it listens; ended with the block. Raises ClientFailed where it does not."""
+def running(command: list[str], env: dict[str, str], port: int, log: Path, cwd: Path | None = None) -> Iterator[int]:
+    """The process id of a server of somebody else's, run in `cwd`, once it listens; ended with the block.
+
+    Raises ClientFailed where it does not.
+    """
     with log.open("w") as file:
-        process = subprocess.Popen(command, env=environment(env), stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment(env), stdout=file, stderr=subprocess.STDOUT, cwd=cwd)
         try:
             give_up = time.monotonic() + HANGS_S
             while not listens(port):
                 if process.poll() is not None or time.monotonic() > give_up:
                     raise ClientFailed(f"it does not start: {last_words(log.read_text())}")
                 time.sleep(0.2)
-            yield
+            yield process.pid
         finally:
             process.terminate()
             try:

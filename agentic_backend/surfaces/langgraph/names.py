@@ -1,0 +1,68 @@
+"""What things of ours are called in LangGraph's Agent Server API, and the reverse.
+
+An assistant is an agent, a thread a session, a run an exchange. Where the client did not choose an id, it follows from
+ours, so that every instance gives the same one.
+"""
+
+from functools import lru_cache
+from typing import Final
+from uuid import UUID, uuid5
+
+from agentic_backend.agent import Catalog
+from agentic_backend.errors import AgentNotFound
+from agentic_backend.session.models import Session
+from agentic_backend.session.store import SessionStore
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
+from backend_kit.auth import Identity
+
+_ASSISTANTS: Final = UUID("d3b0a3f4-0c58-5f0e-9a6b-2f6f6f0c1e27")
+_CHECKPOINTS: Final = UUID("7a7f1c52-5d0a-5a4c-8e0b-1f0d9b7c4a63")
+
+
+@lru_cache(maxsize=1024)
+def assistant_id_of(agent_id: str) -> str:
+    """The assistant of an agent: the same where that is a UUID, which a client has chosen for the assistant."""
+    return agent_id.lower() if is_uuid(agent_id) else str(uuid5(_ASSISTANTS, agent_id))
+
+
+def graph_id_of(catalog: Catalog, agent_id: str) -> str:  # noqa: ARG001 - made agents may have that of another one
+    """The graph of an agent."""
+    return agent_id
+
+
+@lru_cache(maxsize=8192)
+def checkpoint_id_of(session_id: str, rank: int) -> str:
+    """The checkpoint behind the message of this rank."""
+    return str(uuid5(uuid5(_CHECKPOINTS, session_id), str(rank)))
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a text is a UUID in its usual form."""
+    try:
+        return str(UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def agent_of(catalog: Catalog, identity: Identity, name: str) -> str:
+    """The id of the agent that a request names: by that id, or by its assistant's.
+
+    Raises `AgentNotFound` where there is none that the caller may ask.
+    """
+    wanted = name.lower() if is_uuid(name) else name
+    for agent_id in catalog.ids():
+        if wanted in (agent_id, assistant_id_of(agent_id)):
+            if identity.may_ask(agent_id):
+                return agent_id
+            break
+    raise AgentNotFound(field="assistant_id")
+
+
+async def session_of_thread(store: SessionStore, user_id: str, thread_id: str) -> Session:
+    """The session of a thread. Raises `Faulty` for what is no id of one, `NoThread` where the user has none of it."""
+    session = await store.get(thread_id, user_id)
+    if session is not None:
+        return session
+    if not is_uuid(thread_id):
+        raise Faulty("Invalid thread ID: must be a UUID", "thread_id")
+    raise NoThread(f"Thread with ID {thread_id} not found", "thread_id")

@@ -1,0 +1,265 @@
+"""Runs over HTTP: begin one, follow it, wait for its end, read it, stop it."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from agentic_backend.chat.follow import Follow
+from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.session.stream import Failed, Turn
+from agentic_backend.surfaces.follow import Following
+from agentic_backend.surfaces.langgraph.asking import base_of, prepare
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_response, refusal_of, response_of
+from agentic_backend.surfaces.langgraph.names import session_of_thread
+from agentic_backend.surfaces.langgraph.reading import read_modes
+from agentic_backend.surfaces.langgraph.runs import delete_run, note_of, run_of, running, runs_of, view_of
+from agentic_backend.surfaces.langgraph.stream import LoadBase, Place, RunEvents, RunResult, RunView
+from agentic_backend.surfaces.services import DoorServices
+from backend_kit.auth import Identity
+from backend_kit.wire import CODES, ServiceError, dumps
+
+_STOP_S: Final = 5.0
+"""How long a stop waits for what it has stopped: the text so far is then in the thread's history."""
+_MOST: Final = 1000
+_MAX_DIGITS: Final = 9
+_NOTHING_TO_CANCEL: Final = (
+    "No matching runs to cancel. Please verify the thread ID and run IDs are correct, and the runs haven't been deleted"
+    " or completed."
+)
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+def add_runs(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
+    """The routes of runs."""
+    _add_beginnings(router, services, caller)
+    _add_beginnings_alone(router, services, caller)
+    _add_followings(router, services, caller)
+
+    @router.get("/threads/{thread_id}/runs")
+    async def runs(thread_id: str, request: Request, identity: caller) -> Response:
+        """The runs of a thread, the newest first."""
+        return json_response(dumps(await _listed(services(), thread_id, request, identity)))
+
+    @router.get("/threads/{thread_id}/runs/{run_id}")
+    async def run(thread_id: str, run_id: str, identity: caller) -> Response:
+        """One run of a thread, by its id."""
+        state = services()
+        session = await session_of_thread(state.store, identity.uid, thread_id)
+        return json_response(dumps((await run_of(state, session, run_id)).fields(thread_id)))
+
+    @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
+    async def delete(thread_id: str, run_id: str, identity: caller) -> Response:
+        """Delete a run that has ended from the list of runs; what was said in it stays in its thread."""
+        state = services()
+        await delete_run(state, await session_of_thread(state.store, identity.uid, thread_id), run_id)
+        return Response(status_code=204)
+
+    @router.post("/threads/{thread_id}/runs/{run_id}/cancel")
+    async def cancel(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
+        """Stop a run. What it has said is in the thread's history when the answer comes."""
+        query = request.query_params
+        if query.get("action", "interrupt") != "interrupt":
+            raise Faulty("The only action is interrupt.", "action")
+        await _stop(services(), thread_id, run_id, identity)
+        headers = _headers(f"/threads/{thread_id}/runs/{run_id}", "join")
+        return Response(b"{}", 200 if query.get("wait") in ("1", "true") else 202, headers, "application/json")
+
+
+def _add_followings(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
+    @router.get("/threads/{thread_id}/runs/{run_id}/join")
+    async def join(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
+        """The values of a run's end, once it has ended."""
+        state = services()
+        view = await view_of(state, identity, thread_id, run_id, ())
+        load = base_of(state, thread_id, identity.uid)
+        return _Waited(
+            lambda: _found(state, identity, view), view, load, request, f"/threads/{thread_id}/runs/{run_id}"
+        )
+
+    @router.get("/threads/{thread_id}/runs/{run_id}/stream")
+    async def stream(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
+        """The events of a run, behind `Last-Event-ID`."""
+        state = services()
+        place = Place.read(request.headers.get("last-event-id"))
+        modes = read_modes(request.query_params.getlist("stream_mode"))
+        view = await view_of(state, identity, thread_id, run_id, modes)
+        path = f"/threads/{thread_id}/runs/{run_id}"
+        return await _streamed(state, request, identity, view, lambda: _found(state, identity, view), path, place)
+
+    @router.get("/runs/{run_id}/stream")
+    async def stream_alone(run_id: str, request: Request, identity: caller) -> Response:
+        """The events of a run without a thread, behind `Last-Event-ID`, while this instance has it."""
+        state = services()
+        place = Place.read(request.headers.get("last-event-id"))
+        turn = state.unkept.find(run_id, identity.uid)
+        if turn is None:
+            raise NoThread(f"Run with ID {run_id} not found", "run_id")
+        modes = read_modes(request.query_params.getlist("stream_mode")) or note_of(turn).get("modes", ("values",))
+        view = RunView(run_id, turn.ask.session_id, run_id, modes=frozenset(modes), base=b"")
+        return await _streamed(state, request, identity, view, lambda: turn, f"/runs/{run_id}", place)
+
+
+def _add_beginnings(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
+    @router.post("/threads/{thread_id}/runs", openapi_extra=_BODY)
+    async def create(thread_id: str, request: Request, identity: caller) -> Response:
+        """Begin a run in the background."""
+        return await _begun(services(), request, identity, thread_id)
+
+    @router.post("/threads/{thread_id}/runs/stream", openapi_extra=_BODY)
+    async def create_stream(thread_id: str, request: Request, identity: caller) -> Response:
+        """Begin a run, and follow its events."""
+        return await _followed(services(), request, identity, thread_id)
+
+    @router.post("/threads/{thread_id}/runs/wait", openapi_extra=_BODY)
+    async def create_wait(thread_id: str, request: Request, identity: caller) -> Response:
+        """Begin a run, and wait for its values."""
+        return await _awaited(services(), request, identity, thread_id)
+
+
+def _add_beginnings_alone(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
+    @router.post("/runs", openapi_extra=_BODY)
+    async def create(request: Request, identity: caller) -> Response:
+        """Begin a run without a thread in the background."""
+        return await _begun(services(), request, identity, None)
+
+    @router.post("/runs/stream", openapi_extra=_BODY)
+    async def create_stream(request: Request, identity: caller) -> Response:
+        """Begin a run without a thread, and follow its events."""
+        return await _followed(services(), request, identity, None)
+
+    @router.post("/runs/wait", openapi_extra=_BODY)
+    async def create_wait(request: Request, identity: caller) -> Response:
+        """Begin a run without a thread, and wait for its values."""
+        return await _awaited(services(), request, identity, None)
+
+
+async def _begun(services: DoorServices, request: Request, identity: Identity, thread_id: str | None) -> Response:
+    begun = await prepare(services, request, identity, thread_id)
+    turn = begun.begin()
+    if begun.ask.if_busy != "queue":
+        await settled(turn)
+    if turn.ended and isinstance(refused := turn.events[-1].payload, Failed) and refused.refused:
+        return refusal_of(refused, request)
+    fields = running(turn).fields(begun.view.thread_id)
+    fields["kwargs"]["temporary"] = begun.view.base is not None
+    return json_response(dumps(fields), {"Content-Location": begun.path})
+
+
+async def _followed(services: DoorServices, request: Request, identity: Identity, thread_id: str | None) -> Response:
+    begun = await prepare(services, request, identity, thread_id)
+    return await _streamed(services, request, identity, begun.view, begun.begin, begun.path, None)
+
+
+async def _awaited(services: DoorServices, request: Request, identity: Identity, thread_id: str | None) -> Response:
+    begun = await prepare(services, request, identity, thread_id)
+    load = base_of(services, begun.view.thread_id, identity.uid)
+    return _Waited(begun.begin, begun.view, load, request, begun.path)
+
+
+async def _listed(services: DoorServices, thread_id: str, request: Request, identity: Identity) -> list[dict[str, Any]]:
+    query = request.query_params
+    limit, offset = _number(query.get("limit"), "limit", 10), _number(query.get("offset"), "offset", 0)
+    session = await session_of_thread(services.store, identity.uid, thread_id)
+    wanted = query.get("status")
+    shown = [run for run in reversed(await runs_of(services, session)) if wanted in (None, run.status)]
+    fields = [run.fields(thread_id) for run in shown[offset : offset + min(limit, _MOST)]]
+    if select := query.getlist("select"):
+        fields = [{key: value for key, value in one.items() if key in select} for one in fields]
+    return fields
+
+
+async def _stop(services: DoorServices, thread_id: str, run_id: str, identity: Identity) -> None:
+    """Stop a run, and wait a while for its end. Raises `NoThread` where it does not run."""
+    view = await view_of(services, identity, thread_id, run_id, ())
+    turn = await services.registry.locate(view.exchange_id, identity.uid)
+    if turn is None or turn.ended or note_of(turn).get("answers") != view.answers:
+        raise NoThread(_NOTHING_TO_CANCEL, "run_id")
+    turn.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_S):
+            await turn.wait_ended()
+
+
+def _found(services: DoorServices, identity: Identity, view: RunView) -> Turn:
+    return services.registry.resume(view.thread_id, view.exchange_id, identity.uid)
+
+
+async def _streamed(
+    services: DoorServices,
+    request: Request,
+    identity: Identity,
+    view: RunView,
+    begin: Callable[[], Turn],
+    path: str,
+    place: Place | None,
+) -> Response:
+    load = base_of(services, view.thread_id, identity.uid)
+    stream = RunEvents(view, load, place, _headers(path, "stream"))
+    code = await services.hub.refusal_of_stream(request, identity.uid)
+    if code is not None:
+        retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
+        return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
+
+    def follow() -> Follow:
+        turn = begin()
+        return Follow(turn, turn.shown_from)
+
+    return services.hub.event_stream(request, identity.uid, follow, stream)
+
+
+def _headers(path: str, what: str) -> dict[str, str]:
+    """Where a run is, relative to the base of the API: the SDKs put that before it."""
+    return {"Location": f"{path}/{what}", "Content-Location": path}
+
+
+async def settled(turn: Turn) -> None:
+    """Wait until a turn has begun, waits for its place, or was refused: what it replaces has then ended."""
+    with Following(turn) as following:
+        async for _ in following:
+            break
+
+
+class _Waited(Response):
+    """The values of a run, once it has ended."""
+
+    def __init__(self, begin: Callable[[], Turn], view: RunView, load: LoadBase, request: Request, path: str) -> None:
+        super().__init__()
+        self._begin = begin
+        self._result = RunResult(view, load)
+        self._request = request
+        self._given = _headers(path, "join")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        on_gone = scope["state"]["on_gone"]
+        turn = self._begin()
+        with Following(turn, place=turn.shown_from, pace_s=math.inf) as following:
+            on_gone(following.leave)
+            try:
+                async for event in following:
+                    self._result.take(event)
+            finally:
+                on_gone(None)
+        if self._result.over:
+            await (await self._answer())(scope, receive, send)
+
+    async def _answer(self) -> Response:
+        if self._result.refused is not None:
+            return refusal_of(self._result.refused, self._request)
+        try:
+            return json_response(await self._result.json(), self._given)
+        except ServiceError as error:
+            return response_of(error, self._request)
+
+
+def _number(said: str | None, name: str, otherwise: int) -> int:
+    if said is None:
+        return otherwise
+    if not (said.isascii() and said.isdigit() and len(said) <= 9):
+        raise Faulty(f"{name} is a number.", name)
+    return int(said)

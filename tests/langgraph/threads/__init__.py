@@ -1,0 +1,1 @@
+"""LangGraph's newer hook for React, in a process of Node."""
