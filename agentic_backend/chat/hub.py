@@ -172,7 +172,7 @@ class SocketHub:
     def series_stream(
         self,
         request: Request,
-        user_id: str,
+        identity: Identity,
         session_id: str,
         turns: Series,
         writer: StreamWriter,
@@ -180,7 +180,7 @@ class SocketHub:
     ) -> SeriesStream:
         """The answer that follows one turn of a session behind the other; otherwise as `event_stream`."""
         return SeriesStream(
-            user_id=user_id,
+            identity=identity,
             session_id=session_id,
             turns=turns,
             failed=failed,
@@ -212,6 +212,8 @@ class SocketHub:
         clock = peer.clock
         if clock.since and now - clock.since > rules.send_s:
             peer.abort()
+        elif isinstance(peer, SeriesStream) and peer.overdue:
+            peer.drain()
         elif isinstance(peer, ChatSocket) and (code := peer.overdue(now, rules.idle_s)) is not None:
             peer.outbox.close(Closing(code))
         elif now - clock.last_sent > rules.heartbeat_s - 2 * TICK_S:

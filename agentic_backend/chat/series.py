@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.sse import OpenStream, StreamWriter
 from agentic_backend.session.stream import Turn
+from backend_kit.auth import Identity
 from backend_kit.wire import ServiceError
 
 _TOGETHER_BYTES: Final = 32 * 1024
@@ -38,7 +39,7 @@ class SeriesStream(OpenStream):
     def __init__(
         self,
         *,
-        user_id: str,
+        identity: Identity,
         session_id: str,
         turns: Series,
         failed: Callable[[ServiceError], bytes],
@@ -47,7 +48,8 @@ class SeriesStream(OpenStream):
         writer: StreamWriter,
     ) -> None:
         """`failed` says why the stream cannot go on; the rest is as in `OpenStream`."""
-        super().__init__(user_id=user_id, watched=watched, delivered=delivered, writer=writer)
+        super().__init__(user_id=identity.uid, watched=watched, delivered=delivered, writer=writer)
+        self._identity = identity
         self._session_id = session_id
         self._turns = turns
         self._failed = failed
@@ -57,6 +59,12 @@ class SeriesStream(OpenStream):
     def sessions(self) -> set[str]:
         """The id of the session, which is watched between its turns as well."""
         return {self._session_id}
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its token has expired, and it follows no turn."""
+        follow = self._follow
+        return (follow is None or follow.turn.ended) and self._identity.ended()
 
     def drain(self) -> None:
         """End when no turn is followed."""

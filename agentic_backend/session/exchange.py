@@ -28,6 +28,7 @@ from agentic_backend.events import (
 )
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
+    NOT_TOLD,
     Ask,
     Cited,
     CustomSaid,
@@ -233,8 +234,8 @@ class Exchange:
             self._custom(event)
         elif isinstance(event, Speaks):
             self._speaks = event
-        elif isinstance(event, GraphOutput) and self._graph_left.takes(event.json, self.ask.exchange_id):
-            self.turn.publish(GraphSaid(event.mode, event.namespace, event.json))
+        elif isinstance(event, GraphOutput):
+            self._graph_output(event)
 
     def end_thinking(self) -> None:
         """Before the exchange is closed: reasoning that nothing followed ends here."""
@@ -254,6 +255,12 @@ class Exchange:
     def next_session(self) -> Session:
         """The session after this exchange, given a title if it had none."""
         return self.session.advanced(self._next_rank, self.session.title or title_from(self.ask.message))
+
+    def _graph_output(self, event: GraphOutput) -> None:
+        told = self._graph_left.takes(event.json, self.ask.exchange_id)
+        # What a client knows of the state is old where one is dropped: it must not be taken for what the run ends with.
+        if told or (event.mode == "values" and not event.namespace):
+            self.turn.publish(GraphSaid(event.mode, event.namespace, event.json if told else NOT_TOLD))
 
     def _delta(self, event: Delta) -> None:
         now = self._note_output()

@@ -144,6 +144,7 @@ def ask_of(cut: AskRecord) -> Ask:
     of_door = rerun if isinstance(rerun, DoorRerun) else DoorRerun(rerun.agent_id)
     given = of_door.given
     branching = Branching.of(cut.user_message)
+    said = cut.earlier[-1] if cut.earlier else cut.user_message
     return Ask(
         session_id=session.id,
         agent_id=rerun.agent_id,
@@ -161,6 +162,7 @@ def ask_of(cut: AskRecord) -> Ask:
         given=None if given is None else tuple(HistoryItem.of_stored(item) for item in given),
         client_tools=tuple(of_door.client_tools),
         turn_s=of_door.turn_s,
+        note=said.metadata.get("extras", {}).get("note"),
         graph=GraphInput.of_stored(rerun.graph) if isinstance(rerun, GraphRerun) else None,
         after_rank=branching.after_rank,
         regenerate=branching.regenerates,

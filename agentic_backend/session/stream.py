@@ -148,6 +148,10 @@ class CustomSaid:
     json: bytes
 
 
+NOT_TOLD = b"null"
+"""In place of a state that is too large to be told."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSaid:
     """What LangGraph's stream says of a hosted graph's run in one of its modes, as JSON, where the ask wants it."""

@@ -18,6 +18,8 @@ from websockets.exceptions import ConnectionClosed
 
 from agentic_backend.chat import frames
 from agentic_backend.chat.sse import read_body
+from agentic_backend.surfaces.langgraph.names import checkpoint_id_of
+from agentic_backend.surfaces.langgraph.states import ROOT_RANK
 from tests.support.patience import PATIENCE_S
 from tests.support.people import SECRET, SECURITY
 from tests.support.service import BASE, hear, hear_until, say
@@ -65,6 +67,12 @@ AGUI_ANSWER = {
 """An answer to a question of another's exchange; a question of one's own is in a session of one's own."""
 OWN_SESSION = {"session_id": "{own_session_id}"}
 """What makes the caller's own session the place where another's exchange or attachment is looked for."""
+
+RUNS = Named((404, 422), ({"json": {"assistant_id": "Georges", "input": {"messages": "x"}}},))
+ROOTS = ("/agui/", "/v1/", "/ok", "/info", "/threads", "/runs", "/assistants", "/store")
+RESPOND = {"id": 1, "method": "input.respond", "params": {}}
+NOT_READ = ("GET /threads/{thread_id}/stream", "GET /runs/{run_id}/stream", "GET /runs/{run_id}/join")
+"""What ann does not read to see what is hers: a stream without an end, and runs that are in no thread."""
 
 OPERATIONS: dict[str, Kind | Named] = {
     "GET /healthz": Kind.PUBLIC,
@@ -144,7 +152,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "DELETE /assistants/{assistant_id}": Kind.SHARED,
     "POST /assistants/{assistant_id}/latest": Kind.SHARED,
     "PUT /store/items": Kind.OWN,
-    "GET /store/items": Kind.OWN,
+    "GET /store/items": Named((200,), ({"params": {"namespace": "a", "key": "k"}},)),
     "DELETE /store/items": Kind.OWN,
     "POST /store/items/search": Kind.OWN,
     "POST /store/namespaces": Kind.OWN,
@@ -155,6 +163,28 @@ OPERATIONS: dict[str, Kind | Named] = {
     "PATCH /threads/{thread_id}": Named((404, 422), ({"json": {"metadata": {"a": 1}}},)),
     "DELETE /threads/{thread_id}": THREAD,
     "POST /threads/{thread_id}/copy": THREAD,
+    "GET /threads/{thread_id}/state": THREAD,
+    "GET /threads/{thread_id}/state/{checkpoint_id}": THREAD,
+    "POST /threads/{thread_id}/state": Named((404, 422), ({"json": {"values": {"a": 1}}},)),
+    "POST /threads/{thread_id}/state/checkpoint": Named((404, 422), ({"json": {}},)),
+    "POST /threads/{thread_id}/history": Named((404, 422), ({"json": {}},)),
+    "POST /threads/{thread_id}/commands": Named((200,), ({"json": RESPOND},)),
+    "POST /threads/{thread_id}/stream/events": Named((404, 422), ({"json": {"channels": ["values"], "since": 0}},)),
+    "GET /threads/{thread_id}/stream": THREAD,
+    "POST /threads/{thread_id}/runs": RUNS,
+    "POST /threads/{thread_id}/runs/stream": RUNS,
+    "POST /threads/{thread_id}/runs/wait": RUNS,
+    "GET /threads/{thread_id}/runs": THREAD,
+    "GET /threads/{thread_id}/runs/{run_id}": THREAD,
+    "DELETE /threads/{thread_id}/runs/{run_id}": THREAD,
+    "GET /threads/{thread_id}/runs/{run_id}/join": THREAD,
+    "GET /threads/{thread_id}/runs/{run_id}/stream": THREAD,
+    "POST /threads/{thread_id}/runs/{run_id}/cancel": THREAD,
+    "POST /runs": Kind.OWN,
+    "POST /runs/stream": Kind.OWN,
+    "POST /runs/wait": Kind.OWN,
+    "GET /runs/{run_id}/stream": Named((404,)),
+    "GET /runs/{run_id}/join": Named((404,)),
 }
 SOCKETS = {"/chatbot/query/ws", "/chatbot/query/ws-baseline"}
 """The frames below are tried on the first; the second keeps nothing that could be anybody's."""
@@ -236,11 +266,14 @@ class Belongings:
             "key_id": key_id,
             "response_id": response_id,
             "exchange_id": "ann-exchange",
+            "run_id": "ann-exchange",
+            "checkpoint_id": checkpoint_id_of(sessions[0], ROOT_RANK),
             "feedback_id": feedback_id,
             "attachment_id": "ann-attachment",
             "rank": "1",
         }
-        running = ids | {"session_id": sessions[1], "thread_id": sessions[1], "exchange_id": "ann-runs"}
+        running = ids | {"session_id": sessions[1], "thread_id": sessions[1]}
+        running |= {"exchange_id": "ann-runs", "run_id": "ann-runs"}
         return cls(service, ids, running, dict(zip(OTHERS, sessions[2:], strict=True)))
 
     @staticmethod
@@ -272,7 +305,7 @@ class Belongings:
     async def seen_by_ann(self):
         """What ann sees of what is hers."""
         asked = [operation for operation in OPERATIONS if operation.startswith("GET") and "{" in operation]
-        named = [operation for operation in asked if isinstance(OPERATIONS[operation], Named)]
+        named = [one for one in asked if isinstance(OPERATIONS[one], Named) and one not in NOT_READ]
         own = ["GET /chatbot/sessions", "GET /chatbot/feedback", "GET /chatbot/keys"]
         answers = [await self.answer("ann", operation, {}, self.ids) for operation in (*named, *own)]
         assert [status for status, *_ in answers] == [200] * len(answers), answers
@@ -291,7 +324,7 @@ class Belongings:
             form = aiohttp.FormData(request.pop("form"))
             form.add_field("file", b"text", filename="notes.txt", content_type="text/plain")
             request["data"] = form
-        below = "" if path.startswith(("/agui/", "/v1/", "/ok", "/info", "/threads")) else BASE
+        below = "" if path.startswith(ROOTS) else BASE
         url = below + filled(path.replace("{agent_id}", "Georges"), ids)
         async with self.service.http.request(method, url, headers=headers_of(user), **request) as response:
             headers = sorted((name.lower(), value) for name, value in response.headers.items())
@@ -360,7 +393,14 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
     assert sockets == SOCKETS
     assert undocumented <= document, "a route below the base path that the document leaves out"
     for operation, kind in OPERATIONS.items():
-        named = set(re.findall(r"\{(\w+)\}", operation)) - {"uid", "chunk_uid", "agent_id", "model"}
+        named = set(re.findall(r"\{(\w+)\}", operation)) - {
+            "uid",
+            "chunk_uid",
+            "agent_id",
+            "model",
+            "assistant_id",
+            "namespace",
+        }
         assert not named or isinstance(kind, Named), operation
 
 

@@ -50,6 +50,7 @@ from agentic_backend.llm.observer import LlmObserver, Unobserved
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, Restart
 from backend_kit.kpi import current_ledger
+from backend_kit.wire import dumps
 
 PHASES: Final = (GRAPH, *STATE_PHASES)
 """Phases of every hosted graph, beyond those of its nodes."""
@@ -251,30 +252,36 @@ class HostedAgent:
         before: str = "",
         metadata: Mapping[str, Any] | None = None,
         exchanges: Collection[str] | None = None,
+        most_bytes: int = 1 << 62,
     ) -> list[dict[str, Any]]:
         """The states of the thread that a state is of, as `state`, newest first, from that one on: `before` another,
         with all of this `metadata`, and of these `exchanges` alone, since a run that failed or was stopped leaves some
-        that history does not name. Those of branches are among them."""
+        that history does not name. Those of branches are among them. It ends with the one that passes `most_bytes` of
+        JSON."""
         ref, last = self.state_ref(session_id, checkpoint), self.state_ref(session_id, before)
         if ref is None or self._saver is None or (before and last is None):
             return []
         names = SnapshotNames(session_id, self.id, self._line(session_id))
         found: list[dict[str, Any]] = []
+        left = most_bytes
 
         def take(one: StateSnapshot) -> None:
+            nonlocal left
             told = names.snapshot(one, EXCHANGE)
             known = told["metadata"] or {}
             wanted = all(known.get(key) == value for key, value in (metadata or {}).items())
             if wanted and (exchanges is None or known.get("run_id") in exchanges):
                 found.append(told)
+                left -= len(dumps(told))
 
         async with self._opened(session_id, user_id) as graph:
             if last is None:
                 take(await snapshot_of(graph, ref))
             async for one in earlier_states(graph, last or ref):
-                if len(found) >= limit:
+                if len(found) >= limit or left < 0:
                     break
                 take(one)
+                await asyncio.sleep(0)  # each has all messages before it
         return found[:limit]
 
     @asynccontextmanager

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from starlette.requests import Request
 
 from agentic_backend.agent import GraphInput, GraphMode
+from agentic_backend.agent.hosted import HostedAgent
 from agentic_backend.agent.people import run_of
 from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.errors import AgentNotFound, Conflict, MessageTooLong, NotAwaiting
@@ -22,7 +23,7 @@ from agentic_backend.surfaces.langgraph.messages import NOTE, Message, Transcrip
 from agentic_backend.surfaces.langgraph.names import agent_of, is_uuid, session_of_thread
 from agentic_backend.surfaces.langgraph.people import answer_of, run_id_of_answer
 from agentic_backend.surfaces.langgraph.reading import RunRequest, read_run
-from agentic_backend.surfaces.langgraph.states import Line, add_running, place_of, read_line, told
+from agentic_backend.surfaces.langgraph.states import ROOT_RANK, Line, add_running, place_of, read_line, told
 from agentic_backend.surfaces.langgraph.stream import RunView
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -136,24 +137,38 @@ async def _alone(
         return await _asked(services, request, identity, wish, session, agent_id)
     graph = graph_input(wish, needs_values=True) if is_graph else None
     ask = _ask(request, identity, wish, session_id, agent_id, given=_given((), wish), graph=graph)
-    earlier = [] if is_graph else [message for message, _ in wish.earlier]
-    base = b",".join(dumps({**one, "id": one["id"] or f"{ask.exchange_id}-{n}"}) for n, one in enumerate(earlier))
-    view = RunView(ask.exchange_id, session_id, ask.exchange_id, modes=frozenset(wish.modes), base=base, graph=is_graph)
+    sent = [] if is_graph else [message for message, _ in wish.earlier]
+    before = [{**one, "id": one["id"] or f"{ask.exchange_id}-{number}"} for number, one in enumerate(sent)]
+    ask = replace(ask, note={NOTE: {**_note(wish), "before": before}})
+    view = view_alone(services, ask, wish.modes)
     return Begun(ask, wish, view, lambda: services.unkept.submit(ask))
+
+
+def view_alone(services: DoorServices, ask: Ask, modes: Sequence[str]) -> RunView:
+    """What a stream shows of a run without a thread."""
+    note = (ask.note or {}).get(NOTE, {})
+    return RunView(
+        ask.exchange_id,
+        ask.session_id,
+        ask.exchange_id,
+        modes=frozenset(modes or note.get("modes", ("values",))),
+        base=b",".join(dumps(message) for message in note.get("before", ())),
+        graph=services.catalog.graph(ask.agent_id) is not None,
+        subgraphs=bool(note.get("subgraphs")),
+    )
 
 
 async def _asked(
     services: DoorServices, request: Request, identity: Identity, wish: RunRequest, session: Session, agent_id: str
 ) -> Begun:
-    if services.catalog.graph(agent_id) is not None:
-        ask = await _ask_of_graph(services, request, identity, wish, session, agent_id)
+    if (graph := services.catalog.graph(agent_id)) is not None:
+        ask = await _ask_of_graph(services, request, identity, wish, session, graph)
     else:
         fork = await fork_of(services, session, wish)
         added = [item for message, item in wish.earlier if not message["id"]]
         given = None
         if added:
-            before = await services.store.remembered(session.id, identity.uid, _REMEMBERED) if session.next_rank else ()
-            given = _given(before, wish)
+            given = _given(await _said_before(services, session, fork), wish)
         ask = _ask(request, identity, wish, session.id, agent_id, given=given, fork=fork)
     is_graph = ask.graph is not None
     modes = frozenset(wish.modes)
@@ -162,22 +177,28 @@ async def _asked(
 
 
 async def _ask_of_graph(
-    services: DoorServices, request: Request, identity: Identity, wish: RunRequest, session: Session, agent_id: str
+    services: DoorServices,
+    request: Request,
+    identity: Identity,
+    wish: RunRequest,
+    session: Session,
+    graph: HostedAgent,
 ) -> Ask:
     """The ask of a hosted graph, which goes on from a state of its own."""
-    fork, checkpoint, untold = _rolled_back(services, session, wish), "", []
+    agent_id = graph.id
+    fork, checkpoint, untold = await _rolled_back(services, session, wish), "", []
     newest = await _newest_in(services, session.id, session.user_id) if session.next_rank else {}
     line = None
     if wish.checkpoint_id is not None or _was_cut(newest):
         line = await read_line(services, session)
     if line is not None and wish.checkpoint_id is not None:
-        fork, checkpoint = graph_fork(line, wish.checkpoint_id, agent_id)
+        fork, checkpoint = await graph_fork(graph, line, wish.checkpoint_id)
     else:
         checkpoint = _waiting_state(newest, agent_id)
-    if line is not None and fork is None:
+    if line is not None and fork is None and not checkpoint:
         untold = _untold(line)
-    graph = graph_input(wish, checkpoint=checkpoint, untold=untold)
-    return _ask(request, identity, wish, session.id, agent_id, given=None, fork=fork, graph=graph)
+    given = graph_input(wish, checkpoint=checkpoint, untold=untold)
+    return _ask(request, identity, wish, session.id, agent_id, given=None, fork=fork, graph=given)
 
 
 def _untold(line: Line) -> list[Message]:
@@ -226,6 +247,14 @@ def graph_input(
     )
 
 
+async def _said_before(services: DoorServices, session: Session, fork: "StartingPoint | None") -> Sequence[HistoryItem]:
+    """What an agent remembers of a thread where a run begins."""
+    up_to = None if fork is None else fork.after_rank
+    if not session.next_rank or up_to == ROOT_RANK:
+        return ()
+    return await services.store.remembered(session.id, session.user_id, _REMEMBERED, up_to)
+
+
 def _given(before: Sequence[HistoryItem], wish: RunRequest) -> tuple[HistoryItem, ...] | None:
     given = (*before, *(item for _, item in wish.earlier))
     return given or None
@@ -241,10 +270,18 @@ class StartingPoint:
     question: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _rolled_back(services: DoorServices, session: Session, wish: RunRequest) -> StartingPoint | None:
+async def _rolled_back(services: DoorServices, session: Session, wish: RunRequest) -> StartingPoint | None:
     """Behind what stood before the run that this one takes the place of; None where none runs."""
-    runs = wish.strategy == "rollback" and services.registry.turns_of(session.id, session.user_id)
-    return StartingPoint(after_rank=session.next_rank - 1) if runs else None
+    turns = services.registry.turns_of(session.id, session.user_id) if wish.strategy == "rollback" else []
+    if not turns:
+        return None
+    if turns[0].ask.human is None:
+        return StartingPoint(after_rank=session.next_rank - 1)
+    # It goes on with a question that history has: the whole exchange is taken back.
+    checkpoints = (await read_line(services, session)).checkpoints
+    exchange_id = turns[0].ask.exchange_id
+    places = [p for p, one in enumerate(checkpoints) if one.kind == "question" and one.exchange_id == exchange_id]
+    return StartingPoint(after_rank=checkpoints[places[0] - 1].rank if places else session.next_rank - 1)
 
 
 async def fork_of(services: DoorServices, session: Session, wish: RunRequest) -> StartingPoint | None:
@@ -252,7 +289,7 @@ async def fork_of(services: DoorServices, session: Session, wish: RunRequest) ->
     if wish.checkpoint_id is None:
         if wish.question is None:
             raise Faulty("There is nothing to run: neither a question nor an answer.", "input")
-        return _rolled_back(services, session, wish)
+        return await _rolled_back(services, session, wish)
     line = await read_line(services, session)
     await add_running(services, line)
     place = place_of(line, wish.checkpoint_id, "checkpoint.checkpoint_id")
@@ -262,7 +299,8 @@ async def fork_of(services: DoorServices, session: Session, wish: RunRequest) ->
             if chosen is last or (chosen is line.checkpoints[-2] and last.cut):
                 return None  # it had no answer yet when the client looked, and has got none
             raise Faulty("A question without its answer is followed by no other.", "checkpoint")
-        return StartingPoint(regenerate=chosen.exchange_id, question=loads(line.messages[chosen.count - 1]))
+        sent = {} if chosen.asked is None else loads(line.messages[chosen.asked])
+        return StartingPoint(regenerate=chosen.exchange_id, question=sent)
     if wish.question is None:
         raise Faulty("There is nothing to run from this checkpoint.", "input")
     return None if place == len(line.checkpoints) - 1 else StartingPoint(after_rank=chosen.rank)
@@ -279,16 +317,28 @@ def _waiting_state(newest: Mapping[str, Any], agent_id: str) -> str:
     return run_of(waiting.payload) if waiting is not None and waiting.agent_id == agent_id else ""
 
 
-def graph_fork(line: Line, asked: str, agent_id: str) -> tuple[StartingPoint | None, str]:
-    """Where a run of a hosted graph begins in its thread, and the state from which: "" for the newest."""
+async def graph_fork(graph: HostedAgent, line: Line, asked: str) -> tuple[StartingPoint | None, str]:
+    """Where a run of a hosted graph begins in its thread, and the state from which: "" for the newest.
+
+    From the state at the end of a run it goes on behind that; from one inside of a run, in that one's place.
+    """
     state, _, _ = asked.partition(".")
-    ends = [one for one in line.checkpoints if one.kind == "end" and one.agent_id == agent_id and one.state]
+    ends = [one for one in line.checkpoints if one.kind == "end" and one.agent_id == graph.id and one.state]
     named = next((one for one in ends if one.state.partition(".")[0] == state), None)
-    if named is None:
-        return None, asked
-    if named is ends[-1]:
+    if named is not None and named is ends[-1]:
         return None, "" if named.question is None else named.state
-    return StartingPoint(after_rank=named.rank), named.state
+    if named is not None:
+        return StartingPoint(after_rank=named.rank), named.state
+    found = await graph.state(line.session.id, line.session.user_id, asked)
+    of_run = None if found is None else (found["metadata"] or {}).get("run_id")
+    place = next(
+        (p for p, one in enumerate(line.checkpoints) if one.kind == "question" and one.exchange_id == of_run), None
+    )
+    if place is None:
+        return None, asked
+    question = line.checkpoints[place].asked
+    sent = {} if question is None else loads(line.messages[question])
+    return StartingPoint(after_rank=line.checkpoints[place - 1].rank, question=sent), asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +419,7 @@ def _ask(
     return Ask(
         session_id=session_id,
         agent_id=agent_id,
-        message="" if question is None else question.text,
+        message=question.text if question is not None else _text_of(begins),
         exchange_id=str(uuid4()),
         user_id=identity.uid,
         received_at=time.perf_counter(),
@@ -388,6 +438,14 @@ def _ask(
         any_branch=fork is not None,
         graph=graph,
     )
+
+
+def _text_of(begins: StartingPoint) -> str:
+    """The text of the question that a graph goes on with; an exchange that is asked again says it itself."""
+    content = begins.question.get("content", "") if begins.regenerate is None else ""
+    blocks = content if isinstance(content, list) else [content]
+    texts = [one.get("text", "") if isinstance(one, dict) else one for one in blocks]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 def _note(wish: RunRequest, question: Mapping[str, Any] | None = None) -> dict[str, Any]:

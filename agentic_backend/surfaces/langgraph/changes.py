@@ -60,7 +60,7 @@ async def _changed(
         raise Faulty(f"{where or 'The body'} is not as it must be.", where) from None
     fork, checkpoint = None, await waiting_state(services, session, graph.id)
     if (wanted := checkpoint_in(said, "checkpoint") or checkpoint_in(said, "checkpoint_id")) is not None:
-        fork, checkpoint = graph_fork(await read_line(services, session), wanted, graph.id)
+        fork, checkpoint = await graph_fork(graph, await read_line(services, session), wanted)
     ask = Ask(
         session_id=session.id,
         agent_id=graph.id,

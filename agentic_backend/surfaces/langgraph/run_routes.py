@@ -11,14 +11,16 @@ from starlette.types import Receive, Scope, Send
 
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.session.models import graph_state_of
 from agentic_backend.session.stream import Failed, Turn
+from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.follow import Following
-from agentic_backend.surfaces.langgraph.asking import base_of, prepare
+from agentic_backend.surfaces.langgraph.asking import base_of, prepare, view_alone
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_response, refusal_of, response_of
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.reading import read_modes
 from agentic_backend.surfaces.langgraph.runs import delete_run, note_of, run_of, running, runs_of, view_of
-from agentic_backend.surfaces.langgraph.stream import LoadBase, Place, RunEvents, RunResult, RunView
+from agentic_backend.surfaces.langgraph.stream import Place, RunEvents, RunResult, RunView
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import CODES, ServiceError, dumps
@@ -76,10 +78,8 @@ def _add_followings(router: APIRouter, services: Callable[[], DoorServices], cal
         """The values of a run's end, once it has ended."""
         state = services()
         view = await view_of(state, identity, thread_id, run_id, ())
-        load = base_of(state, thread_id, identity.uid)
-        return _Waited(
-            lambda: _found(state, identity, view), view, load, request, f"/threads/{thread_id}/runs/{run_id}"
-        )
+        path = f"/threads/{thread_id}/runs/{run_id}"
+        return _Waited(state, request, identity.uid, lambda: _found(state, identity, view), view, path)
 
     @router.get("/threads/{thread_id}/runs/{run_id}/stream")
     async def stream(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
@@ -96,12 +96,24 @@ def _add_followings(router: APIRouter, services: Callable[[], DoorServices], cal
         """The events of a run without a thread, behind `Last-Event-ID`, while this instance has it."""
         state = services()
         place = Place.read(request.headers.get("last-event-id"))
-        turn = state.unkept.find(run_id, identity.uid)
-        if turn is None:
-            raise NoThread(f"Run with ID {run_id} not found", "run_id")
-        modes = read_modes(request.query_params.getlist("stream_mode")) or note_of(turn).get("modes", ("values",))
-        view = RunView(run_id, turn.ask.session_id, run_id, modes=frozenset(modes), base=b"")
+        turn = _alone(state, run_id, identity)
+        view = view_alone(state, turn.ask, read_modes(request.query_params.getlist("stream_mode")))
         return await _streamed(state, request, identity, view, lambda: turn, f"/runs/{run_id}", place)
+
+    @router.get("/runs/{run_id}/join")
+    async def join_alone(run_id: str, request: Request, identity: caller) -> Response:
+        """The values of the end of a run without a thread, while this instance has it."""
+        state = services()
+        turn = _alone(state, run_id, identity)
+        view = view_alone(state, turn.ask, ())
+        return _Waited(state, request, identity.uid, lambda: turn, view, f"/runs/{run_id}")
+
+
+def _alone(services: DoorServices, run_id: str, identity: Identity) -> Turn:
+    turn = services.unkept.find(run_id, identity.uid)
+    if turn is None:
+        raise NoThread("There is no such run.", "run_id")
+    return turn
 
 
 def _add_beginnings(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
@@ -157,8 +169,7 @@ async def _followed(services: DoorServices, request: Request, identity: Identity
 
 async def _awaited(services: DoorServices, request: Request, identity: Identity, thread_id: str | None) -> Response:
     begun = await prepare(services, request, identity, thread_id)
-    load = base_of(services, begun.view.thread_id, identity.uid)
-    return _Waited(begun.begin, begun.view, load, request, begun.path)
+    return _Waited(services, request, identity.uid, begun.begin, begun.view, begun.path)
 
 
 async def _listed(services: DoorServices, thread_id: str, request: Request, identity: Identity) -> list[dict[str, Any]]:
@@ -227,17 +238,30 @@ async def settled(turn: Turn) -> None:
 class _Waited(Response):
     """The values of a run, once it has ended."""
 
-    def __init__(self, begin: Callable[[], Turn], view: RunView, load: LoadBase, request: Request, path: str) -> None:
+    def __init__(
+        self,
+        services: DoorServices,
+        request: Request,
+        user_id: str,
+        begin: Callable[[], Turn],
+        view: RunView,
+        path: str,
+    ) -> None:
         super().__init__()
-        self._begin = begin
-        self._result = RunResult(view, load)
+        self._services = services
         self._request = request
+        self._user_id = user_id
+        self._begin = begin
+        self._view = view
+        self._agent_id = ""
+        self._result = RunResult(view, base_of(services, view.thread_id, user_id))
         self._given = _headers(path, "join")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         on_gone = scope["state"]["on_gone"]
         turn = self._begin()
+        self._agent_id = turn.ask.agent_id
         with Following(turn, place=turn.shown_from, pace_s=math.inf) as following:
             on_gone(following.leave)
             try:
@@ -248,11 +272,21 @@ class _Waited(Response):
         if self._result.over:
             await (await self._answer())(scope, receive, send)
 
+    async def _state(self) -> bytes | None:
+        """What a graph ended with, read from its states; None where the run left none."""
+        end, graph = self._result.end, self._services.catalog.graph(self._agent_id)
+        ref = graph_state_of(end.messages[-1], graph.id) if graph is not None and isinstance(end, Ended) else ""
+        if graph is None or not ref:
+            return None
+        state = await graph.state(self._view.thread_id, self._user_id, ref)
+        return None if state is None else dumps(state["values"])
+
     async def _answer(self) -> Response:
         if self._result.refused is not None:
             return refusal_of(self._result.refused, self._request)
         try:
-            return json_response(await self._result.json(), self._given)
+            said = await self._state() if self._result.lacks_state else None
+            return json_response(await self._result.json() if said is None else said, self._given)
         except ServiceError as error:
             return response_of(error, self._request)
 
@@ -260,6 +294,6 @@ class _Waited(Response):
 def _number(said: str | None, name: str, otherwise: int) -> int:
     if said is None:
         return otherwise
-    if not (said.isascii() and said.isdigit() and len(said) <= 9):
+    if not (said.isascii() and said.isdigit() and len(said) <= _MAX_DIGITS):
         raise Faulty(f"{name} is a number.", name)
     return int(said)

@@ -106,7 +106,7 @@ async def delete_run(services: DoorServices, session: Session, run_id: str) -> N
 
 async def _deleted(services: DoorServices, session: Session) -> list[str]:
     thread = await services.threads.get(session.id, session.user_id)
-    return [] if thread is None else thread.metadata.get(DELETED, [])
+    return [] if thread is None else list(thread.metadata.get(DELETED, ()))
 
 
 async def runs_of(services: DoorServices, session: Session) -> list[RunInfo]:
@@ -117,16 +117,28 @@ async def runs_of(services: DoorServices, session: Session) -> list[RunInfo]:
 
 async def _all_of(services: DoorServices, session: Session) -> list[RunInfo]:
     # Before history: what ends while that is read is then in one of the two.
-    turns = services.registry.turns_of(session.id, session.user_id)
+    turns = await _running_in(services, session)
     runs: list[RunInfo] = []
     with services.kpi.phase("history_get"):
         async for message in told(services, session.id, session.user_id):
             _take(runs, message, session)
     known = {run.run_id for run in runs}
     # What a run that begins behind an earlier message takes the place of, history shows until it has ended.
-    stays = min((turn.ask.after_rank for turn in turns if turn.ask.after_rank is not None), default=None)
+    begun = [turn.ask for turn in turns if turn.ask.human is None]
+    stays = min((ask.after_rank for ask in begun if ask.after_rank is not None), default=None)
     kept = [run for run in runs if stays is None or run.rank <= stays]
     return kept + [run for run in map(running, turns) if run.run_id not in known]
+
+
+async def _running_in(services: DoorServices, session: Session) -> list[Turn]:
+    """The turns of a thread that run or wait here, and what another instance runs."""
+    registry, user_id = services.registry, session.user_id
+    turns = registry.turns_of(session.id, user_id)
+    elsewhere = await registry.newest_elsewhere(session.id, user_id)
+    if elsewhere is None or any(turn.ask.exchange_id == elsewhere for turn in turns):
+        return turns
+    turn = await registry.locate(elsewhere, user_id)
+    return turns if turn is None or not turn.ask.agent_id else [turn, *turns]
 
 
 def _take(runs: list[RunInfo], message: Mapping[str, Any], session: Session) -> None:
@@ -198,10 +210,7 @@ async def run_of(services: DoorServices, session: Session, run_id: str) -> RunIn
     """A run of a thread. Raises `NoThread`."""
     found = next((run for run in await runs_of(services, session) if run.run_id == run_id), None)
     if found is None:
-        turn = await services.registry.locate(run_id, session.user_id)
-        if turn is None or turn.ended or turn.ask.session_id != session.id:
-            raise NoThread(f"Run with ID {run_id} not found", "run_id")
-        return running(turn)
+        raise NoThread("There is no such run.", "run_id")
     return found
 
 

@@ -6,18 +6,21 @@ first. Their ids follow from the ranks of messages, so that they are the same ev
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from agentic_backend.agent.people import run_of
 from agentic_backend.errors import BadRequest
+from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import SpokenBy, TextDelta, Turn, Whole
 from agentic_backend.surfaces.follow import whole_events
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_body, json_response
 from agentic_backend.surfaces.langgraph.messages import AGENT, Transcript, answer, message_id
+from agentic_backend.surfaces.langgraph.messages import asked as messages_of
 from agentic_backend.surfaces.langgraph.names import assistant_id_of, checkpoint_id_of, session_of_thread
 from agentic_backend.surfaces.langgraph.people import interrupts, task_of
 from agentic_backend.surfaces.services import DoorServices
@@ -48,6 +51,8 @@ class Checkpoint:
     """That of a hosted graph, by its name in history."""
     cut: bool = False
     """Whether the run that ends there was stopped, or has failed."""
+    asked: int | None = None
+    """The place of the question among the messages; None where nothing was asked."""
 
 
 @dataclass(slots=True)
@@ -171,7 +176,9 @@ async def read_line(services: DoorServices, session: Session) -> Line:
 
 def _question(message: Mapping[str, Any], transcript: Transcript) -> Checkpoint:
     count = transcript.count
-    return Checkpoint("question", message["rank"], count, message["exchange_id"], created_at=message["timestamp"])
+    asked = count - 1 if messages_of(message) else None
+    at = message["timestamp"]
+    return Checkpoint("question", message["rank"], count, message["exchange_id"], created_at=at, asked=asked)
 
 
 def _end(message: Mapping[str, Any], transcript: Transcript) -> Checkpoint:
@@ -263,10 +270,21 @@ async def _states_of_graph(
     named = [one.exchange_id for one in line.checkpoints if one.state]
     state = line.checkpoints[place].state
     found = await graph.states(
-        session.id, session.user_id, state, limit=limit, before=before or "", metadata=metadata, exchanges=named
+        session.id,
+        session.user_id,
+        state,
+        limit=limit,
+        before=before or "",
+        metadata={key: value for key, value in metadata.items() if key != "assistant_id"},
+        exchanges=named,
+        most_bytes=_MOST_BYTES,
     )
-    for one in found:
+    ids = {one["checkpoint_id"] for one in found}
+    for one, older in zip_longest(found, found[1:]):
         _name_assistant(one)
+        # A fork goes on from a state that is superseded: what clients make of the parents must be one line.
+        if older is not None and one["parent_checkpoint_id"] not in ids:
+            one |= {"parent_checkpoint": older["checkpoint"], "parent_checkpoint_id": older["checkpoint_id"]}
     if before is None and not metadata and found:
         found[0] = await _newest_of_graph(services, line) or found[0]
     return [dumps(one) for one in found]
@@ -309,7 +327,7 @@ def add_states(router: APIRouter, services: Callable[[], DoorServices], caller: 
         before = checkpoint_in(body, "before")
         line = await _line(services(), identity, thread_id)
         if before is None:
-            await add_running(services(), line)
+            await add_running(services(), line, "end")
         shown = await _states_of_graph(services(), line, limit, before, metadata)
         if shown is None:
             end = len(line.checkpoints) if before is None else place_of(line, before, "before")
@@ -338,7 +356,9 @@ def checkpoint_in(body: Mapping[str, Any], name: str) -> str | None:
     """The id of the checkpoint that a body names, as such or as an object. Raises BadRequest."""
     said = body.get(name)
     if isinstance(said, dict):
-        said = said.get("checkpoint_id", (said.get("configurable") or {}).get("checkpoint_id"))
+        configured = said.get("configurable")
+        of_config = configured.get("checkpoint_id") if isinstance(configured, dict) else None
+        said = said.get("checkpoint_id", of_config)
     if said is not None and not isinstance(said, str):
         raise BadRequest("no checkpoint", field=name)
     return said or None
@@ -352,23 +372,34 @@ def place_of(line: Line, checkpoint_id: str, field_: str) -> int:
     return place
 
 
-async def add_running(services: DoorServices, line: Line) -> None:
+async def add_running(services: DoorServices, line: Line, kind: Kind = "question") -> None:
     """Put what is being answered now behind what history has, as far as it is said: clients take up a thread whose
-    state has a next node, and one that stops a run reads its state before the stop is through."""
+    state has a next node, and one that stops a run reads its history before the stop is through; there, a state with a
+    next node and without a question (`kind`) would be a breakpoint."""
     session = line.session
     here = services.registry.turns_of(session.id, session.user_id)
     turn = next((one for one in here if one.ask.human is None and not one.ended and one.question is not None), None)
     question = await services.registry.asked_now(session.id, session.user_id) if turn is None else turn.question
     if question is None or question.rank <= line.checkpoints[-1].rank:
         return
-    transcript = Transcript()
-    transcript.take(question)
-    transcript.close()
-    said = [*transcript.closed] if turn is None else said_so_far(turn)
-    line.messages = [*line.messages, *said]
-    at = loads(question.json)["timestamp"]
-    count = len(line.messages)
-    line.checkpoints.append(Checkpoint("question", question.rank, count, question.exchange_id, created_at=at))
+    behind = Branching.of(question).after_rank
+    if behind is not None:
+        line.checkpoints = [one for one in line.checkpoints if one.rank <= max(behind, ROOT_RANK)]
+    before = line.messages[: line.checkpoints[-1].count]
+    message = loads(question.json)
+    said = [dumps(one) for one in messages_of(message)] if turn is None else said_so_far(turn)
+    line.messages = [*before, *said]
+    asked = len(before) if messages_of(message) else None
+    line.checkpoints.append(
+        Checkpoint(
+            kind,
+            question.rank,
+            len(line.messages),
+            question.exchange_id,
+            created_at=message["timestamp"],
+            asked=asked,
+        )
+    )
 
 
 def said_so_far(turn: Turn) -> list[bytes]:

@@ -16,6 +16,7 @@ from agentic_backend.chat.sse import HEARTBEAT
 from agentic_backend.errors import BadRequest
 from agentic_backend.events import ChatMessage, Part
 from agentic_backend.session.stream import (
+    NOT_TOLD,
     Awaiting,
     Cancelled,
     CustomSaid,
@@ -340,9 +341,12 @@ class _Teller:
 
     def _of_graph(self, said: GraphSaid) -> _Said:
         """What a graph says itself. What the graphs in it say nobody hears who did not ask for that."""
-        asks = b'"__interrupt__"' in said.json  # the end of the run says that, whatever the client has asked for
+        # The end of the run says what it asks, whatever the client has asked for.
+        asks = b'"__interrupt__"' in said.json and "__interrupt__" in (loads(said.json) or {})
         if said.mode == "values" and not said.namespace and not asks:
-            self._graph_values = said.json
+            self._graph_values = None if said.json == NOT_TOLD else said.json
+        if said.json == NOT_TOLD:
+            asks = True
         mode = said.mode if not asks and (self._view.subgraphs or not said.namespace) else _NEVER
         return _Said(mode, self._named(said.mode, said.namespace), said.json + b"\n\n")
 
@@ -521,6 +525,8 @@ class RunResult:
         self._told = _Teller(view)
         self._values: _Snapshot | bytes | None = None
         self._error: bytes | None = None
+        self.end: Payload | None = None
+        """What its turn ended with."""
         self.refused: Failed | None = None
         """Why its turn did not begin."""
 
@@ -532,6 +538,8 @@ class RunResult:
     def take(self, event: TurnEvent) -> None:
         """Take the next event of the run's turn."""
         payload = event.payload
+        if event.terminal:
+            self.end = payload
         if isinstance(payload, Failed) and payload.refused:
             self.refused = payload
         for one in self._told.take(event):
@@ -539,6 +547,11 @@ class RunResult:
                 self._values = one.data
             elif one.name == b"error" and isinstance(one.data, bytes):
                 self._error = one.data.strip()
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether a graph's own state was not told, but only its messages are known."""
+        return self._view.graph and self._error is None and not isinstance(self._values, bytes)
 
     async def json(self) -> bytes:
         """The values as JSON, `__interrupt__` among them where it asks a person; `__error__` alone where it failed.

@@ -77,7 +77,7 @@ def add_thread_streams(router: APIRouter, services: Callable[[], DoorServices], 
         since = _of_thread(wish.since, session)
         wanted = EventsWanted.of(wish.channels, wish.namespaces)
         writer = ThreadWriter(session.id, wanted, before_in(state, session), since or 0, is_graph=_graphs(state))
-        return await _streamed(state, request, session, writer, ThreadTurns(state, session, writer, since))
+        return await _streamed(state, request, identity, session, writer, ThreadTurns(state, session, writer, since))
 
     @router.get("/threads/{thread_id}/stream")
     async def join(thread_id: str, request: Request, identity: caller) -> Response:
@@ -89,7 +89,7 @@ def add_thread_streams(router: APIRouter, services: Callable[[], DoorServices], 
         since = _of_thread(place, session)
         writer = JoinWriter(session.id, modes, before_in(state, session), since or 0, is_graph=_graphs(state))
         turns = ThreadTurns(state, session, writer, since, looks_back=False)
-        return await _streamed(state, request, session, writer, turns)
+        return await _streamed(state, request, identity, session, writer, turns)
 
 
 def _graphs(services: DoorServices) -> Callable[[str], bool]:
@@ -108,13 +108,18 @@ def _read_place(said: str | None) -> int | None:
 
 
 async def _streamed(
-    services: DoorServices, request: Request, session: Session, writer: ThreadWriter, turns: ThreadTurns
+    services: DoorServices,
+    request: Request,
+    identity: Identity,
+    session: Session,
+    writer: ThreadWriter,
+    turns: ThreadTurns,
 ) -> Response:
     code = await services.hub.refusal_of_stream(request, session.user_id)
     if code is not None:
         retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
         return refusal_of(Failed(code, refused=True, retry_after_ms=retry_after_ms), request)
-    return services.hub.series_stream(request, session.user_id, session.id, turns, writer, writer.failed)
+    return services.hub.series_stream(request, identity, session.id, turns, writer, writer.failed)
 
 
 def _of_thread(since: int | None, session: Session) -> int | None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.store import newest_message
@@ -12,6 +12,10 @@ from agentic_backend.surfaces.langgraph.states import ROOT_RANK, told
 from agentic_backend.surfaces.langgraph.thread_events import Before, LoadBefore, ThreadWriter, has_end, rank_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import loads
+
+MOST_TOLD: Final = 100
+"""Exchanges of history that one stream tells: each with the state before it, which is all of the thread until then. Who
+comes from further back reads the thread's history."""
 
 
 class ThreadTurns:
@@ -102,19 +106,17 @@ class ThreadTurns:
         session = await self._services.store.get(self._session.id, self._session.user_id) or self._session
         count = max(1, session.next_rank - rank)
         while True:
+            runs: dict[str, int] = {}
+            read, first = 0, rank
             with self._services.kpi.phase("history_get"):
-                found = [one async for one in told(self._services, session.id, session.user_id, HistoryWindow(count))]
-            if len(found) < count or found[0]["rank"] <= rank:
-                return _runs_of([one for one in found if one["rank"] >= rank])
+                async for message in told(self._services, session.id, session.user_id, HistoryWindow(count)):
+                    first, read = (message["rank"] if not read else first), read + 1
+                    if message["rank"] >= rank:
+                        begun = message["rank"] if message["role"] == "user" else 0
+                        runs[message["exchange_id"]] = max(runs.get(message["exchange_id"], 0), begun)
+            if read < count or first <= rank:
+                return [*runs.items()][-MOST_TOLD:]
             count *= 2  # a turn has ended since the session was read
-
-
-def _runs_of(messages: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    runs: dict[str, int] = {}
-    for message in messages:
-        begun = message["rank"] if message["role"] == "user" else 0
-        runs[message["exchange_id"]] = max(runs.get(message["exchange_id"], 0), begun)
-    return list(runs.items())
 
 
 def before_in(services: DoorServices, session: Session) -> LoadBefore:

@@ -46,7 +46,14 @@ _SELECTABLE: Final = frozenset(
     }
 )
 
-Metadata = Annotated[dict[str, Any], AfterValidator(storable_json)]
+
+def _without_ours(metadata: dict[str, Any]) -> dict[str, Any]:
+    if DELETED in metadata:
+        raise ValueError("a key of the service")
+    return metadata
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(storable_json), AfterValidator(_without_ours)]
 
 
 class _Wanted(BaseModel):

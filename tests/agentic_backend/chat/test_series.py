@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 from starlette.requests import Request
 
@@ -9,6 +10,7 @@ from agentic_backend.chat.series import SeriesStream
 from agentic_backend.chat.sse import NATIVE
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.session.stream import Ask, Turn
+from backend_kit.auth import Identity
 from tests.agentic_backend.chat.test_sse import Reader
 from tests.agentic_backend.chat.told_hub import RULES, accept, delta, finish, told_hub, until
 
@@ -43,13 +45,19 @@ class Turns:
 class SeriesReader(Reader):
     """Its client."""
 
-    def __init__(self, it, turns):
+    def __init__(self, it, turns, expires_at=None):
         self.turns = turns
+        self.expires_at = expires_at
         super().__init__(it)
+
+    def identity(self, user_id):
+        return Identity(uid=user_id, username=user_id, expires_at=self.expires_at)
 
     async def _run(self, it, user_id):
         request = Request(self.scope, self._receive)
-        said = it.hub.series_stream(request, user_id, "s", self.turns, NATIVE, lambda error: error.code.value.encode())
+        said = it.hub.series_stream(
+            request, self.identity(user_id), "s", self.turns, NATIVE, lambda error: error.code.value.encode()
+        )
         assert isinstance(said, SeriesStream)
         await said(self.scope, self._receive, self._send)
         self.ended.set()
@@ -98,6 +106,23 @@ async def test_each_piece_of_a_text_is_an_event_of_its_own():
         assert reader.told.count("delta") == 3
         reader.leave()
         await reader.ended.wait()
+
+
+async def test_who_may_come_no_more_hears_no_further_turn():
+    async with told_hub() as it:
+        turns = Turns()
+        reader = SeriesReader(it, turns, expires_at=time.time() - 1)
+        await until(lambda: reader.status == 200)
+        turn = turns.add("e0")
+        await until(lambda: turn.followed)
+        accept(turn)
+        await it.hub.tick(time.monotonic())
+        finish(turn)
+        await until(lambda: "final" in reader.told)  # the turn that it heard already is told to its end
+        assert not reader.ended.is_set()
+        await it.hub.tick(time.monotonic())
+        await reader.ended.wait()
+        assert len(it.hub) == 0
 
 
 async def test_a_drain_ends_one_that_waits_and_lets_a_turn_end():
