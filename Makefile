@@ -136,6 +136,6 @@ fuzz: ## search for inputs that break a promise, ten minutes a test; ARGS="--sec
 
 clean: ## remove what can be made again; data in .turnwise stays
 	rm -rf tests/agui/node_modules tests/agui/build tests/page/node_modules tests/page/build
-	rm -rf tests/langgraph/node_modules tests/langgraph/build
+	rm -rf tests/langgraph/node_modules tests/langgraph/build tests/langgraph/threads/node_modules tests/langgraph/threads/build
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

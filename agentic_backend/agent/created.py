@@ -219,6 +219,13 @@ class CreatedAgents:
             raise AgentNotFound
         return self._versioned.first(agent, kept.created_at or datetime.now(UTC))
 
+    def made_of(self, agent_id: str) -> str:
+        """The configured agent of which a created one was made; the agent itself for any other."""
+        kept = self.kept(agent_id)
+        if kept is None or (kept.version is None and self._catalog.created_agent(agent_id) is None):
+            return agent_id
+        return self.version_of(kept).graph_id
+
     async def delete(self, agent_id: str, by: Actor) -> None:
         """Delete an agent; its running turns finish normally. Raises `AgentNotFound`."""
         gone = not await self._store.delete(agent_id, AuditEvent.by(by, AuditAction.AGENT_DELETED, "agent", agent_id))

@@ -16,8 +16,17 @@ from agentic_backend.settings import AgentSettings, AgentTuning, FieldSpec
 MAX_VERSIONS: Final = 100
 """Versions of one agent; beyond that the oldest are deleted."""
 _OWN_NAMES: Final = frozenset(
-    {"user_id", "session_id", "model", "language", "thread_id", "run_id", "checkpoint_id", "checkpoint_ns"}
-    | {"checkpoint_map"}
+    {
+        "user_id",
+        "session_id",
+        "model",
+        "language",
+        "thread_id",
+        "run_id",
+        "checkpoint_id",
+        "checkpoint_map",
+        "checkpoint_ns",
+    }
 )
 _OWN_BEGINNINGS: Final = ("__", "langgraph_")
 

@@ -1,19 +1,12 @@
 // A chat page on `useStream` of @langchain/langgraph-sdk, rendered in a document without a browser. It does what the
 // lines of its standard input say, one JSON object each, and answers each by a line with what the page shows then.
-import { createInterface } from "node:readline";
 import { Window } from "happy-dom";
+import { chatOf, emptyPlace, makeDocument, next, obey, toldOf, until } from "./page.mjs";
 
-const window = new Window({ url: "http://127.0.0.1/" });
-for (const name of ["window", "document", "navigator", "sessionStorage"]) {
-  Object.defineProperty(globalThis, name, { value: name === "window" ? window : window[name], configurable: true });
-}
+const window = makeDocument(Window);
 const { createElement, useEffect } = await import("react");
 const { createRoot } = await import("react-dom/client");
 const { useStream } = await import("@langchain/langgraph-sdk/react");
-
-const warnings = [];
-console.warn = console.error = (...said) => warnings.push(said.map(String).join(" "));
-process.on("unhandledRejection", (reason) => warnings.push(String(reason)));
 
 /** What one load of the page has: its connections end with it, and it makes no new ones. */
 function load() {
@@ -38,24 +31,11 @@ let root = null;
 let stream = null;
 let given = {};
 let created = [];
-let waiting = null;
 
-const text = (content) =>
-  typeof content === "string" ? content : content.map((block) => block.text ?? "").join("");
-
-/** The page: a line for each message, one for a question, one for an error. */
 function Chat(options) {
   const current = useStream(options);
   stream = current;
-  useEffect(() => {
-    waiting?.();
-  });
-  const lines = current.messages.map((message, index) =>
-    createElement("li", { key: message.id ?? index }, `${message.type}: ${text(message.content)}`),
-  );
-  if (current.interrupt) lines.push(createElement("li", { key: "asks" }, "asks"));
-  if (current.error) lines.push(createElement("li", { key: "error" }, `error: ${current.error.message}`));
-  return createElement("ul", null, lines);
+  return chatOf(current, { createElement, useEffect });
 }
 
 /** Mount it, or render it again with what it was told since. */
@@ -79,27 +59,14 @@ function render() {
 
 function told() {
   return {
-    shown: [...document.querySelectorAll("li")].map((item) => item.textContent),
+    ...toldOf(stream),
     messages: stream?.messages ?? [],
-    loading: stream?.isLoading ?? false,
     threadLoading: stream?.isThreadLoading ?? false,
-    interrupt: stream?.interrupt ?? null,
-    error: stream?.error ? String(stream.error.message ?? stream.error) : null,
     threadId: given.threadId ?? null,
     created,
     requests: page.requests,
-    warnings,
   };
 }
-
-/** Whether what the page shows is what is waited for. */
-const holds = ({ loading, contains, asks, count, fetched }) =>
-  stream !== null &&
-  (loading === undefined || stream.isLoading === loading) &&
-  (fetched === undefined || !stream.isThreadLoading) &&
-  (asks === undefined || Boolean(stream.interrupt) === asks) &&
-  (count === undefined || stream.messages.length === count) &&
-  (contains === undefined || told().shown.some((line) => line.includes(contains)));
 
 const parentOf = (index) => {
   const message = stream.messages.at(index);
@@ -118,9 +85,7 @@ const does = {
     given = { threadId: null, fetchStateHistory: true, ...options };
     created = [];
     stream = null;
-    const place = document.createElement("div");
-    document.body.replaceChildren(place);
-    root = createRoot(place);
+    root = createRoot(emptyPlace());
     render();
   },
   /** As agent-chat-ui does: the page shows the message at once. */
@@ -137,21 +102,8 @@ const does = {
   },
   regenerate: ({ index }) => void stream.submit(undefined, { ...RESUMABLE, checkpoint: parentOf(index) }),
   stop: () => stream.stop(),
-  until: async (what) => {
-    while (!holds(what)) {
-      await new Promise((resolve) => {
-        waiting = resolve;
-      });
-    }
-    waiting = null;
-  },
-  /** Once it has been shown again. */
-  next: async () => {
-    await new Promise((resolve) => {
-      waiting = resolve;
-    });
-    waiting = null;
-  },
+  until: (what) => until(() => stream, what),
+  next,
   /** The list of threads. */
   threads: async ({ query }) => ({ threads: await stream.client.threads.search(query) }),
   /** What agent-chat-ui asks first. */
@@ -162,18 +114,7 @@ const does = {
   },
 };
 
-for await (const line of createInterface({ input: process.stdin })) {
-  const { does: what, ...more } = JSON.parse(line);
-  let done;
-  try {
-    done = await does[what](more);
-  } catch (failure) {
-    done = { failed: String(failure) };
-  }
-  // What React has been told is shown in the next task.
-  await new Promise((resolve) => setTimeout(resolve));
-  process.stdout.write(`${JSON.stringify({ ...told(), ...done })}\n`);
-}
+await obey(does, told);
 root?.unmount();
 page.end();
 process.exit(0);

@@ -67,8 +67,6 @@ def command_of(given: GraphInput, exchange_id: str, **resume: Any) -> tuple[Comm
 def expect_readable(given: GraphInput) -> None:
     """Raise `BadRequest` for what no graph can take."""
     beginning_of(given, "", ())
-    if given.context and not isinstance(given.context, Mapping):
-        raise BadRequest("no context", field="context")
 
 
 def expect_taken(given: GraphInput, graph: AnyGraph) -> None:

@@ -51,7 +51,7 @@ def _of_object(value: Any, depth: int) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {value}"
+        return _failure(value)
     return str(value)
 
 

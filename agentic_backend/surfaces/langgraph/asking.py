@@ -18,8 +18,9 @@ from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Ask, Turn
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_body
-from agentic_backend.surfaces.langgraph.messages import NOTE, Message, Transcript
+from agentic_backend.surfaces.langgraph.bodies import json_body
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
+from agentic_backend.surfaces.langgraph.messages import NOTE, Message, Transcript, noted
 from agentic_backend.surfaces.langgraph.names import agent_of, is_uuid, session_of_thread
 from agentic_backend.surfaces.langgraph.people import answer_of, run_id_of_answer
 from agentic_backend.surfaces.langgraph.reading import RunRequest, read_run
@@ -146,7 +147,7 @@ async def _alone(
 
 def view_alone(services: DoorServices, ask: Ask, modes: Sequence[str]) -> RunView:
     """What a stream shows of a run without a thread."""
-    note = (ask.note or {}).get(NOTE, {})
+    note = noted(ask.note)
     return RunView(
         ask.exchange_id,
         ask.session_id,

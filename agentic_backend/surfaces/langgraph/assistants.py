@@ -23,7 +23,7 @@ from agentic_backend.surfaces.langgraph.assistant_values import (
     of_version,
     version_json,
 )
-from agentic_backend.surfaces.langgraph.bodies import read_body
+from agentic_backend.surfaces.langgraph.bodies import json_response, read_body
 from agentic_backend.surfaces.langgraph.errors import Faulty
 from agentic_backend.surfaces.langgraph.names import agent_of, assistant_id_of
 from agentic_backend.surfaces.services import DoorServices
@@ -58,19 +58,19 @@ def _add_reading(router: APIRouter, services: Callable[[], DoorServices], caller
         shown = found[read.offset : end]
         if read.select is not None:
             shown = [{key: one[key] for key in read.select} for one in shown]
-        return Response(dumps(shown), headers=headers, media_type="application/json")
+        return json_response(dumps(shown), headers)
 
     @router.post("/assistants/count")
     async def count_assistants(request: Request, identity: caller) -> Response:
         """How many assistants there are that the caller may use."""
         read = await read_body(request, CountAssistants)
-        return _json(sum(read.fits(one) for one in _assistants(services(), identity)))
+        return json_response(dumps(sum(read.fits(one) for one in _assistants(services(), identity))))
 
     @router.get("/assistants/{assistant_id}")
     async def get_assistant(assistant_id: str, identity: caller) -> Response:
         """An assistant by its id."""
         state = services()
-        return _json(_assistant(state, agent_of(state.catalog, identity, expect_uuid(assistant_id))))
+        return json_response(dumps(_assistant(state, agent_of(state.catalog, identity, expect_uuid(assistant_id)))))
 
     @router.post("/assistants/{assistant_id}/versions")
     async def assistant_versions(assistant_id: str, request: Request, identity: caller) -> Response:
@@ -83,7 +83,7 @@ def _add_reading(router: APIRouter, services: Callable[[], DoorServices], caller
         else:
             found = [version_json(agent_id, one) for one in await state.made.versions(agent_id)]
         fitting = [one for one in found if contains(one["metadata"], read.metadata or {})]
-        return _json(fitting[read.offset : read.offset + read.limit])
+        return json_response(dumps(fitting[read.offset : read.offset + read.limit]))
 
 
 def _add_graphs(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
@@ -96,14 +96,14 @@ def _add_graphs(router: APIRouter, services: Callable[[], DoorServices], caller:
     async def assistant_graph(assistant_id: str, request: Request, identity: caller) -> Response:
         """Nodes and edges of an assistant's graph, named by its id or the graph's."""
         xray = _xray(request.query_params.get("xray", "false"))
-        return _json(await drawing(assistant_id, identity)[1].nodes(xray))
+        return json_response(dumps(await drawing(assistant_id, identity)[1].nodes(xray)))
 
     @router.get("/assistants/{assistant_id}/schemas")
     async def assistant_schemas(assistant_id: str, identity: caller) -> Response:
         """JSON schemas of what an assistant takes and gives."""
         agent_id, drawn = drawing(expect_uuid(assistant_id), identity)
         graph_id = _assistant(services(), agent_id)["graph_id"]
-        return _json({"graph_id": graph_id, **await drawn.schemas()})
+        return json_response(dumps({"graph_id": graph_id, **await drawn.schemas()}))
 
     @router.get("/assistants/{assistant_id}/subgraphs")
     async def assistant_subgraphs(assistant_id: str, request: Request, identity: caller) -> Response:
@@ -118,7 +118,7 @@ def _add_graphs(router: APIRouter, services: Callable[[], DoorServices], caller:
     async def subgraphs(assistant_id: str, request: Request, identity: Identity, namespace: str | None) -> Response:
         recurse = _flag(request.query_params.get("recurse", "false"), "recurse")
         drawn = drawing(expect_uuid(assistant_id), identity)[1]
-        return _json(await drawn.subgraphs(namespace, recurse=recurse))
+        return json_response(dumps(await drawn.subgraphs(namespace, recurse=recurse)))
 
 
 def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
@@ -134,12 +134,12 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
         if agent_id is not None and (there := _named(state, agent_id)) is not None:
             if read.if_exists == "raise" or not identity.may_ask(there):
                 raise Conflict(field="assistant_id")
-            return _json(_assistant(state, there))
+            return json_response(dumps(_assistant(state, there)))
         read = read.model_copy(update={"graph_id": agent_of_graph(state, identity, read.graph_id)})
         name = f"{read.graph_id[:60]} {(UUID(agent_id) if agent_id else uuid4()).hex[:8]}"
         agent_id = await _told(made.make_version(read.change(), agent_id, name, identity))
         await state.policy.look()  # who made it may share it
-        return _json(_assistant(state, agent_id))
+        return json_response(dumps(_assistant(state, agent_id)))
 
     @router.patch("/assistants/{assistant_id}")
     async def change_assistant(assistant_id: str, request: Request, identity: caller) -> Response:
@@ -152,7 +152,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
             graph_id = own if read.graph_id == own else agent_of_graph(state, identity, read.graph_id)
             read = read.model_copy(update={"graph_id": graph_id})
         await _told(made.add_version(agent_id, read.change(), identity))
-        return _json(_assistant(state, agent_id))
+        return json_response(dumps(_assistant(state, agent_id)))
 
     @router.delete("/assistants/{assistant_id}", status_code=204)
     async def delete_assistant(assistant_id: str, request: Request, identity: caller) -> Response:
@@ -170,7 +170,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
         made, agent_id = _expect_editable(state, identity, assistant_id)
         read = await read_body(request, SetLatest)
         await _told(made.set_version(agent_id, read.version, identity))
-        return _json(_assistant(state, agent_id))
+        return json_response(dumps(_assistant(state, agent_id)))
 
 
 def agent_of_graph(state: DoorServices, identity: Identity, graph_id: str) -> str:
@@ -243,7 +243,3 @@ def _flag(given: str, field: str) -> bool:
     if given.lower() not in ("true", "false"):
         raise Faulty(f"{field} is neither true nor false.", field)
     return given.lower() == "true"
-
-
-def _json(value: Any) -> Response:
-    return Response(dumps(value), media_type="application/json")

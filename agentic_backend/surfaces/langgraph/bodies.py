@@ -1,13 +1,18 @@
-"""Reads the JSON body of a request by a model of pydantic. A fault names its field, and quotes nothing."""
+"""Bodies in JSON: those of requests by models of pydantic, and those of answers. A fault names its field, and quotes
+nothing."""
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_backend.chat.frames import storable_json
 from agentic_backend.surfaces.langgraph.errors import Faulty
 from backend_kit.wire import InvalidJson, field_of, loads
+
+BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+"""`openapi_extra=` of a route with such a body."""
 
 
 class RequestBody(BaseModel):
@@ -16,27 +21,39 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
 
 
+AnyJson = Annotated[Any, AfterValidator(storable_json)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(storable_json)]
 Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Body = TypeVar("_Body", bound=RequestBody)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[_Body]) -> _Body:
-    """The body of a request; an empty one is an empty object. Raises `Faulty`."""
+async def json_body(request: Request) -> dict[str, Any]:
+    """The object in a request's body; of an empty one, an empty one. Raises `Faulty`."""
     try:
-        raw = loads(await request.body() or b"{}")
+        said = loads(await request.body() or b"{}")
     except InvalidJson:
         raise Faulty("The body is no JSON.") from None
-    if not isinstance(raw, dict):
+    if not isinstance(said, dict):
         raise Faulty("The body is no JSON object.")
-    return checked_body(raw, model)
+    return said
 
 
-def checked_body(raw: dict[str, Any], model: type[_Body]) -> _Body:
-    """An object as the model describes it. Raises `Faulty`."""
+async def read_body(request: Request, model: type[_Model]) -> _Model:
+    """The body of a request as the model describes it. Raises `Faulty`."""
+    return checked_body(await json_body(request), model)
+
+
+def checked_body(said: Mapping[str, Any], model: type[_Model], at: str | None = None) -> _Model:
+    """An object as the model describes it; `at` is where it stands in the body. Raises `Faulty`."""
     try:
-        return model.model_validate(raw)
+        return model.model_validate(said)
     except ValidationError as error:
-        field = field_of(error.errors(include_url=False, include_input=False))
-        sentence = "The request is not as described." if field is None else f"{field} is missing or not allowed."
-        raise Faulty(sentence, field) from None
+        field = field_of(error.errors(include_url=False, include_input=False, include_context=False))
+        place = ".".join(filter(None, (at, field))) or None
+        sentence = "The request is not as described." if place is None else f"{place} is missing or not allowed."
+        raise Faulty(sentence, place) from None
+
+
+def json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON."""
+    return Response(body, 200, dict(headers or {}), "application/json")

@@ -2,43 +2,38 @@
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from agentic_backend.agent import GraphInput, StateChange
 from agentic_backend.agent.hosted import HostedAgent
-from agentic_backend.chat.frames import CleanText, storable_json
+from agentic_backend.chat.frames import CleanText
 from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.session.models import Session, graph_state_of
 from agentic_backend.session.stream import Ask, Failed
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.asking import graph_fork, waiting_state
-from agentic_backend.surfaces.langgraph.errors import Faulty, json_body, json_response, refusal_of
+from agentic_backend.surfaces.langgraph.bodies import BODY, AnyJson, RequestBody, checked_body, json_body, json_response
+from agentic_backend.surfaces.langgraph.errors import Faulty, refusal_of
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.states import checkpoint_in, read_line
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
-from backend_kit.wire import dumps, field_of
-
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
-_Json = Annotated[Any, AfterValidator(storable_json)]
+from backend_kit.wire import dumps
 
 
-class _ChangeBody(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
-
-    values: _Json = None
+class _ChangeBody(RequestBody):
+    values: AnyJson = None
     as_node: CleanText | None = None
 
 
 def add_changes(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
     """The route that changes a thread's state."""
 
-    @router.post("/threads/{thread_id}/state", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/state", openapi_extra=BODY)
     async def change(thread_id: str, request: Request, identity: caller) -> Response:
         """Change the state of a hosted graph, as if one of its nodes had returned the values."""
         state = services()
@@ -53,11 +48,7 @@ async def _changed(
     services: DoorServices, request: Request, identity: Identity, session: Session, graph: HostedAgent
 ) -> Response:
     said = await json_body(request)
-    try:
-        body = _ChangeBody.model_validate(said)
-    except ValidationError as error:
-        where = field_of(error.errors(include_url=False, include_input=False))
-        raise Faulty(f"{where or 'The body'} is not as it must be.", where) from None
+    body = checked_body(said, _ChangeBody)
     fork, checkpoint = None, await waiting_state(services, session, graph.id)
     if (wanted := checkpoint_in(said, "checkpoint") or checkpoint_in(said, "checkpoint_id")) is not None:
         fork, checkpoint = await graph_fork(graph, await read_line(services, session), wanted)

@@ -14,7 +14,7 @@ from agentic_backend.errors import BadRequest, ExchangeNotFound, SessionLimitRea
 from agentic_backend.session.stream import Failed
 from backend_kit.auth import AuthError
 from backend_kit.http import DirectRoute, request_id
-from backend_kit.wire import CODES, Code, InvalidJson, ServiceError, dumps, field_of, loads, message_for
+from backend_kit.wire import CODES, Code, ServiceError, dumps, field_of, message_for
 
 _BUSY: Final = "Thread is already running a task. Wait for it to finish or choose a different multitask strategy."
 
@@ -109,22 +109,3 @@ class LangGraphRoute(DirectRoute):
                 return _answer(error.status_code, fields)
 
         return answer
-
-
-def json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
-    return Response(body, 200, dict(headers or {}), "application/json")
-
-
-async def json_body(request: Request) -> dict[str, Any]:
-    """The object in a request's body; of an empty one, an empty one. Raises BadRequest."""
-    body = await request.body()
-    if not body:
-        return {}
-    try:
-        said = loads(body)
-    except InvalidJson:
-        raise Faulty("The body is no JSON.") from None
-    if not isinstance(said, dict):
-        raise Faulty("The body is no object.")
-    return said

@@ -187,14 +187,30 @@ def named(said: Mapping[str, Any]) -> str:
     return own if isinstance(own, str) else message_id(said["exchange_id"], said["rank"])
 
 
+def noted(note: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What this door has put into the note of an ask; into another door's, nothing."""
+    own: Mapping[str, Any] = note.get(NOTE, {}) if isinstance(note, Mapping) else {}
+    return own
+
+
+def note_in(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, by the metadata of the message that the ask became."""
+    return noted(metadata.get("extras", {}).get("note"))
+
+
+def with_more(values: Mapping[str, Any], since: Sequence[Message]) -> Mapping[str, Any]:
+    """A graph's state with messages behind its own. What its author keeps in their place, if it is no list, stays."""
+    own = values.get("messages")
+    return {**values, "messages": [*(own or ()), *since]} if own is None or isinstance(own, list) else values
+
+
 def asked(said: Mapping[str, Any]) -> list[Message]:
     """A question as its client sent it: under its id, in its blocks; results of a client's tools as such."""
     results = [part for part in said["parts"] if part.get("type") == "tool_result"]
     own = message_id(said["exchange_id"], said["rank"])
     if results:
         return [tool_result(part, f"{own}-{number}", None) for number, part in enumerate(results)]
-    note = said["metadata"].get("extras", {}).get("note") or {}
-    sent = note.get(NOTE, {}) if isinstance(note, dict) else {}
+    sent = note_in(said["metadata"])
     if "content" not in sent and not text_in(said["parts"]):
         return []  # nothing was asked: a graph went on, or its state was changed
     return [human(sent.get("content", text_in(said["parts"])), sent.get("id") or own, sent.get("name"))]

@@ -13,6 +13,7 @@ from agentic_backend.errors import AgentNotFound
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
+from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 
 _ASSISTANTS: Final = UUID("d3b0a3f4-0c58-5f0e-9a6b-2f6f6f0c1e27")
@@ -25,9 +26,14 @@ def assistant_id_of(agent_id: str) -> str:
     return agent_id.lower() if is_uuid(agent_id) else str(uuid5(_ASSISTANTS, agent_id))
 
 
-def graph_id_of(catalog: Catalog, agent_id: str) -> str:  # noqa: ARG001 - made agents may have that of another one
-    """The graph of an agent."""
-    return agent_id
+def graph_id_of(services: DoorServices, agent_id: str) -> str:
+    """The graph of an agent: its own, or of one that a client has made that of the agent of which it was made."""
+    return agent_id if services.made is None else services.made.made_of(agent_id)
+
+
+def names_of_agent(services: DoorServices, agent_id: str) -> dict[str, str]:
+    """What metadata says of an agent: its graph and its assistant."""
+    return {"graph_id": graph_id_of(services, agent_id), "assistant_id": assistant_id_of(agent_id)}
 
 
 @lru_cache(maxsize=8192)

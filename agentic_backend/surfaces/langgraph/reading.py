@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from typing import Any, Final, Literal
 
 from agentic_backend.agent import GraphDurability
-from agentic_backend.chat.frames import CleanText, CompatibleContext, Identifier, storable_json
+from agentic_backend.chat.frames import CleanText, CompatibleContext, Identifier
 from agentic_backend.errors import MessageTooLong, TooLarge
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import IfBusy, OnDisconnect
+from agentic_backend.surfaces.langgraph.bodies import AnyJson, JsonObject, RequestBody, checked_body
 from agentic_backend.surfaces.langgraph.errors import Faulty
 from agentic_backend.surfaces.langgraph.messages import Message, answer, human
 from agentic_backend.surfaces.langgraph.states import checkpoint_in
 from agentic_backend.surfaces.langgraph.stream import MODES
-from backend_kit.wire import dumps, field_of
+from backend_kit.wire import dumps
 
 MAX_NOTE_BYTES: Final = 16 * 1024
 """Of a run's metadata, as JSON, which is kept with its question."""
@@ -32,16 +31,12 @@ _ROLES: Final = {
 _OTHER_MODES: Final = ("messages", "events", "debug", "tasks", "checkpoints")
 """Stream modes of LangGraph's that are refused by their names."""
 _NOT_HERE: Final = ("webhook", "after_seconds", "interrupt_before", "interrupt_after")
-Json = Annotated[Any, AfterValidator(storable_json)]
-Object = Annotated[dict[str, Any], AfterValidator(storable_json)]
 
 
-class _RunBody(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
-
+class _RunBody(RequestBody):
     assistant_id: Identifier
-    input: Json = None
-    command: Object | None = None
+    input: AnyJson = None
+    command: JsonObject | None = None
     stream_mode: CleanText | list[CleanText] | None = None
     stream_subgraphs: bool | None = None
     stream_resumable: bool | None = None
@@ -49,10 +44,10 @@ class _RunBody(BaseModel):
     on_completion: Literal["delete", "keep"] | None = None
     multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] | None = None
     if_not_exists: Literal["create", "reject"] | None = None
-    metadata: Object | None = None
-    config: Object | None = None
-    context: Object | None = None
-    checkpoint: Object | None = None
+    metadata: JsonObject | None = None
+    config: JsonObject | None = None
+    context: JsonObject | None = None
+    checkpoint: JsonObject | None = None
     checkpoint_id: CleanText | None = None
     durability: Literal["sync", "async", "exit"] | None = None
     webhook: CleanText | None = None
@@ -104,11 +99,7 @@ class RunRequest:
 
 def read_run(said: Mapping[str, Any], max_message_chars: int) -> RunRequest:
     """The request in a body. Unknown fields are ignored. Raises BadRequest, MessageTooLong or TooLarge."""
-    try:
-        body = _RunBody.model_validate(said)
-    except ValidationError as error:
-        where = field_of(error.errors(include_url=False, include_input=False))
-        raise Faulty(f"{where or 'The body'} is not as it must be.", where) from None
+    body = checked_body(said, _RunBody)
     for name in _NOT_HERE:
         if getattr(body, name):
             raise Faulty(f"{name} is not supported.", name)
@@ -172,11 +163,7 @@ def _configured(config: Mapping[str, Any] | None) -> str | None:
 def _context(body: _RunBody) -> CompatibleContext:
     """The context of an agent of ours: what of the run's it knows."""
     given = body.context if body.context is not None else _configurable(body.config)
-    try:
-        return CompatibleContext.model_validate(given)
-    except ValidationError as error:
-        where = field_of(error.errors(include_url=False, include_input=False))
-        raise Faulty(f"context.{where} is not as it must be.", f"context.{where}") from None
+    return checked_body(given, CompatibleContext, "context")
 
 
 def _conversation(said: Any, max_message_chars: int) -> tuple[Question | None, tuple[tuple[Message, HistoryItem], ...]]:

@@ -16,7 +16,8 @@ from agentic_backend.session.stream import Failed, Turn
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.follow import Following
 from agentic_backend.surfaces.langgraph.asking import base_of, prepare, view_alone
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_response, refusal_of, response_of
+from agentic_backend.surfaces.langgraph.bodies import BODY, json_response
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of, response_of
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.reading import read_modes
 from agentic_backend.surfaces.langgraph.runs import delete_run, note_of, run_of, running, runs_of, view_of
@@ -33,7 +34,6 @@ _NOTHING_TO_CANCEL: Final = (
     "No matching runs to cancel. Please verify the thread ID and run IDs are correct, and the runs haven't been deleted"
     " or completed."
 )
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 def add_runs(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
@@ -52,7 +52,7 @@ def add_runs(router: APIRouter, services: Callable[[], DoorServices], caller: An
         """One run of a thread, by its id."""
         state = services()
         session = await session_of_thread(state.store, identity.uid, thread_id)
-        return json_response(dumps((await run_of(state, session, run_id)).fields(thread_id)))
+        return json_response(dumps((await run_of(state, session, run_id)).fields(state, thread_id)))
 
     @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
     async def delete(thread_id: str, run_id: str, identity: caller) -> Response:
@@ -117,34 +117,34 @@ def _alone(services: DoorServices, run_id: str, identity: Identity) -> Turn:
 
 
 def _add_beginnings(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
-    @router.post("/threads/{thread_id}/runs", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/runs", openapi_extra=BODY)
     async def create(thread_id: str, request: Request, identity: caller) -> Response:
         """Begin a run in the background."""
         return await _begun(services(), request, identity, thread_id)
 
-    @router.post("/threads/{thread_id}/runs/stream", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/runs/stream", openapi_extra=BODY)
     async def create_stream(thread_id: str, request: Request, identity: caller) -> Response:
         """Begin a run, and follow its events."""
         return await _followed(services(), request, identity, thread_id)
 
-    @router.post("/threads/{thread_id}/runs/wait", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/runs/wait", openapi_extra=BODY)
     async def create_wait(thread_id: str, request: Request, identity: caller) -> Response:
         """Begin a run, and wait for its values."""
         return await _awaited(services(), request, identity, thread_id)
 
 
 def _add_beginnings_alone(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
-    @router.post("/runs", openapi_extra=_BODY)
+    @router.post("/runs", openapi_extra=BODY)
     async def create(request: Request, identity: caller) -> Response:
         """Begin a run without a thread in the background."""
         return await _begun(services(), request, identity, None)
 
-    @router.post("/runs/stream", openapi_extra=_BODY)
+    @router.post("/runs/stream", openapi_extra=BODY)
     async def create_stream(request: Request, identity: caller) -> Response:
         """Begin a run without a thread, and follow its events."""
         return await _followed(services(), request, identity, None)
 
-    @router.post("/runs/wait", openapi_extra=_BODY)
+    @router.post("/runs/wait", openapi_extra=BODY)
     async def create_wait(request: Request, identity: caller) -> Response:
         """Begin a run without a thread, and wait for its values."""
         return await _awaited(services(), request, identity, None)
@@ -157,7 +157,7 @@ async def _begun(services: DoorServices, request: Request, identity: Identity, t
         await settled(turn)
     if turn.ended and isinstance(refused := turn.events[-1].payload, Failed) and refused.refused:
         return refusal_of(refused, request)
-    fields = running(turn).fields(begun.view.thread_id)
+    fields = running(turn).fields(services, begun.view.thread_id)
     fields["kwargs"]["temporary"] = begun.view.base is not None
     return json_response(dumps(fields), {"Content-Location": begun.path})
 
@@ -178,7 +178,7 @@ async def _listed(services: DoorServices, thread_id: str, request: Request, iden
     session = await session_of_thread(services.store, identity.uid, thread_id)
     wanted = query.get("status")
     shown = [run for run in reversed(await runs_of(services, session)) if wanted in (None, run.status)]
-    fields = [run.fields(thread_id) for run in shown[offset : offset + min(limit, _MOST)]]
+    fields = [run.fields(services, thread_id) for run in shown[offset : offset + min(limit, _MOST)]]
     if select := query.getlist("select"):
         fields = [{key: value for key, value in one.items() if key in select} for one in fields]
     return fields

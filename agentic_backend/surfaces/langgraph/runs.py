@@ -13,8 +13,8 @@ from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import Awaiting, Cancelled, Turn
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.errors import NoThread
-from agentic_backend.surfaces.langgraph.messages import NOTE, asked
-from agentic_backend.surfaces.langgraph.names import assistant_id_of, session_of_thread
+from agentic_backend.surfaces.langgraph.messages import asked, note_in, noted
+from agentic_backend.surfaces.langgraph.names import names_of_agent, session_of_thread
 from agentic_backend.surfaces.langgraph.states import told
 from agentic_backend.surfaces.langgraph.stream import RunView
 from agentic_backend.surfaces.services import DoorServices
@@ -49,21 +49,16 @@ class RunInfo:
         """The question to a person that it answers."""
         return self.note.get("answers")
 
-    def fields(self, thread_id: str) -> dict[str, Any]:
+    def fields(self, services: DoorServices, thread_id: str) -> dict[str, Any]:
         """The run in LangGraph's shape, and its ledger where it has one."""
-        assistant = assistant_id_of(self.agent_id)
-        derived = {"created_by": "system", "graph_id": self.agent_id, "assistant_id": assistant}
+        named = names_of_agent(services, self.agent_id)
+        derived = {"created_by": "system", **named}
         metadata = {**derived, **self.note.get("metadata", {})}
         kwargs = {
             "input": self.input,
             "command": self.command,
             "config": {
-                "configurable": {
-                    "run_id": self.run_id,
-                    "thread_id": thread_id,
-                    "graph_id": self.agent_id,
-                    "assistant_id": assistant,
-                },
+                "configurable": {"run_id": self.run_id, "thread_id": thread_id, **named},
                 "metadata": derived,
             },
             "context": {},
@@ -81,7 +76,7 @@ class RunInfo:
         told = {
             "run_id": self.run_id,
             "thread_id": thread_id,
-            "assistant_id": assistant,
+            "assistant_id": named["assistant_id"],
             "metadata": metadata,
             "status": self.status,
             "kwargs": kwargs,
@@ -146,7 +141,7 @@ def _take(runs: list[RunInfo], message: Mapping[str, Any], session: Session) -> 
     kind, at = (message["role"], message["channel"]), message["timestamp"]
     metadata = message["metadata"]
     extras = metadata.get("extras", {})
-    note = (extras.get("note") or {}).get(NOTE, {}) if kind[0] == "user" else {}
+    note = note_in(metadata) if kind[0] == "user" else {}
     if kind == ("user", "final"):
         sent = {"messages": asked(message)}
         agent = session.agent_id
@@ -178,20 +173,15 @@ def running(turn: Turn) -> RunInfo:
     """The run of a turn that this process runs."""
     note, ask = note_of(turn), turn.ask
     began = iso_z(datetime.now(UTC) - timedelta(seconds=max(0.0, perf_counter() - ask.received_at)))
-    status = "running" if turn.has_published else "pending"
-    if turn.ended:
-        end = turn.events[-1].payload
-        status = (
-            "success" if isinstance(end, Ended | Awaiting) else "interrupted" if isinstance(end, Cancelled) else "error"
-        )
     said = {"id": None, **note, "content": note.get("content", ask.message), "type": "human"}
     sent = {"messages": [{key: said[key] for key in ("content", "type", "id")}]} if ask.human is None else None
     command = None if ask.human is None else {"resume": ask.human.payload}
     run_id = note.get("run_id", ask.exchange_id)
-    return RunInfo(run_id, ask.exchange_id, ask.agent_id, began, began, status, note, sent, command)
+    return RunInfo(run_id, ask.exchange_id, ask.agent_id, began, began, _state(turn), note, sent, command)
 
 
 def _state(turn: Turn) -> str:
+    """The status of a turn that this process runs."""
     if not turn.ended:
         return "running" if turn.has_published else "pending"
     end = turn.events[-1].payload
@@ -202,8 +192,7 @@ def _state(turn: Turn) -> str:
 
 def note_of(turn: Turn) -> Mapping[str, Any]:
     """What was kept of the request that began a turn."""
-    note: Mapping[str, Any] = (turn.ask.note or {}).get(NOTE, {})
-    return note
+    return noted(turn.ask.note)
 
 
 async def run_of(services: DoorServices, session: Session, run_id: str) -> RunInfo:

@@ -6,6 +6,7 @@ first. Their ids follow from the ranks of messages, so that they are the same ev
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, Literal
 
@@ -18,10 +19,11 @@ from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.stream import SpokenBy, TextDelta, Turn, Whole
 from agentic_backend.surfaces.follow import whole_events
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_body, json_response
-from agentic_backend.surfaces.langgraph.messages import AGENT, Transcript, answer, message_id
+from agentic_backend.surfaces.langgraph.bodies import json_body, json_response
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
+from agentic_backend.surfaces.langgraph.messages import AGENT, Transcript, answer, message_id, with_more
 from agentic_backend.surfaces.langgraph.messages import asked as messages_of
-from agentic_backend.surfaces.langgraph.names import assistant_id_of, checkpoint_id_of, session_of_thread
+from agentic_backend.surfaces.langgraph.names import checkpoint_id_of, names_of_agent, session_of_thread
 from agentic_backend.surfaces.langgraph.people import interrupts, task_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -60,6 +62,8 @@ class Line:
     """A conversation as states: its messages as JSON, and its checkpoints, the oldest first."""
 
     session: Session
+    names_of: Callable[[str], dict[str, str]]
+    """What metadata says of an agent."""
     messages: Sequence[bytes] = ()
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
@@ -114,7 +118,7 @@ class Line:
         one = self.checkpoints[place]
         about: dict[str, Any] = {"source": "loop" if place else "input", "step": place - 1, "parents": {}}
         if one.agent_id:
-            about |= {"graph_id": one.agent_id, "assistant_id": assistant_id_of(one.agent_id)}
+            about |= self.names_of(one.agent_id)
         about["thread_id"] = self.session.id
         return about | ({"run_id": one.exchange_id} if one.exchange_id else {})
 
@@ -154,7 +158,7 @@ async def told(
 
 async def read_line(services: DoorServices, session: Session) -> Line:
     """The states of a session. May raise `HistoryUnavailable`."""
-    transcript, line = Transcript(), Line(session)
+    transcript, line = Transcript(), Line(session, partial(names_of_agent, services))
     line.checkpoints.append(Checkpoint("root", ROOT_RANK, 0))
     last: dict[str, Any] | None = None
     with services.kpi.phase("history_get"):
@@ -231,17 +235,16 @@ async def _newest_of_graph(services: DoorServices, line: Line, *, subgraphs: boo
     one, session = line.checkpoints[place], line.session
     state = await graph.state(session.id, session.user_id, one.state, subgraphs=subgraphs)
     since = [loads(message) for message in line.messages[one.count :]]
-    _name_assistant(state)
+    _name_agent(line, state)
     if state is not None and since and isinstance(state["values"], dict):
-        state["values"] = {**state["values"], "messages": [*state["values"].get("messages", []), *since]}
+        state["values"] = with_more(state["values"], since)
     return state
 
 
-def _name_assistant(state: dict[str, Any] | None) -> None:
-    """Say of which assistant a graph's state is."""
-    about = None if state is None else state["metadata"]
-    if about and "graph_id" in about:
-        about["assistant_id"] = assistant_id_of(about["graph_id"])
+def _name_agent(line: Line, state: dict[str, Any] | None) -> None:
+    """Say of which graph and assistant a graph's state is."""
+    if state is not None and state["metadata"]:
+        state["metadata"] |= line.names_of(line.session.agent_id)
 
 
 async def _state_at(services: DoorServices, line: Line, checkpoint_id: str | None, where: str, *, deep: bool) -> bytes:
@@ -255,7 +258,7 @@ async def _state_at(services: DoorServices, line: Line, checkpoint_id: str | Non
     if graph is not None:
         told = await graph.state(session.id, session.user_id, checkpoint_id, subgraphs=deep)
         if told is not None:
-            _name_assistant(told)
+            _name_agent(line, told)
             return dumps(told)
     return line.snapshot(place_of(line, checkpoint_id, where))
 
@@ -267,6 +270,9 @@ async def _states_of_graph(
     graph, place, session = services.catalog.graph(line.session.agent_id), line.newest_state, line.session
     if graph is None or place is None:
         return None
+    names = line.names_of(session.agent_id)
+    if any(metadata.get(key, name) != name for key, name in names.items()):
+        return []
     named = [one.exchange_id for one in line.checkpoints if one.state]
     state = line.checkpoints[place].state
     found = await graph.states(
@@ -275,13 +281,13 @@ async def _states_of_graph(
         state,
         limit=limit,
         before=before or "",
-        metadata={key: value for key, value in metadata.items() if key != "assistant_id"},
+        metadata={key: value for key, value in metadata.items() if key not in names},
         exchanges=named,
         most_bytes=_MOST_BYTES,
     )
     ids = {one["checkpoint_id"] for one in found}
     for one, older in zip_longest(found, found[1:]):
-        _name_assistant(one)
+        _name_agent(line, one)
         # A fork goes on from a state that is superseded: what clients make of the parents must be one line.
         if older is not None and one["parent_checkpoint_id"] not in ids:
             one |= {"parent_checkpoint": older["checkpoint"], "parent_checkpoint_id": older["checkpoint_id"]}

@@ -8,7 +8,14 @@ from pydantic import AfterValidator, Field
 
 from agentic_backend.chat.frames import CleanText
 from agentic_backend.errors import TooLarge
-from agentic_backend.surfaces.langgraph.bodies import JsonObject, Offset, RequestBody, checked_body, read_body
+from agentic_backend.surfaces.langgraph.bodies import (
+    JsonObject,
+    Offset,
+    RequestBody,
+    checked_body,
+    json_response,
+    read_body,
+)
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import dumps
 
@@ -93,7 +100,7 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
         given = request.query_params
         named = {"namespace": given.get("namespace", "").split("."), "key": given.get("key", "")}
         read = checked_body(named, _Named)
-        return _json(await services().memory.get(identity.uid, read.namespace, read.key))
+        return json_response(dumps(await services().memory.get(identity.uid, read.namespace, read.key)))
 
     @router.delete("/store/items", status_code=204)
     async def delete_item(request: Request, identity: caller) -> Response:
@@ -109,7 +116,7 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
         found = await services().memory.search(
             identity.uid, read.namespace_prefix, read.filter, read.limit, read.offset
         )
-        return _json({"items": found})
+        return json_response(dumps({"items": found}))
 
     @router.post("/store/namespaces")
     async def list_namespaces(request: Request, identity: caller) -> Response:
@@ -118,8 +125,4 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
         found = await services().memory.namespaces(
             identity.uid, read.prefix or (), read.suffix or (), read.max_depth, read.limit, read.offset
         )
-        return _json({"namespaces": found})
-
-
-def _json(value: Any) -> Response:
-    return Response(dumps(value), media_type="application/json")
+        return json_response(dumps({"namespaces": found}))

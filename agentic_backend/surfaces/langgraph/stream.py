@@ -35,13 +35,14 @@ from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.errors import refusal_of
 from agentic_backend.surfaces.langgraph.messages import (
     AGENT,
-    NOTE,
     TOOLS,
     Message,
     Transcript,
     Update,
     answer,
     message_id,
+    note_in,
+    with_more,
 )
 from agentic_backend.surfaces.langgraph.people import interrupts
 from backend_kit.wire import ServiceError, dumps, loads, message_for
@@ -102,7 +103,7 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class Snapshot:
     """The state's values, to be written once what comes before the run is known."""
 
     run: bytes
@@ -115,7 +116,7 @@ class _Said:
 
     mode: str
     name: bytes
-    data: bytes | _Snapshot
+    data: bytes | Snapshot
 
 
 class RunEvents:
@@ -137,7 +138,7 @@ class RunEvents:
         self._place = place
         self._base = view.base
         self._held: list[tuple[bytes, _Said]] = []
-        self._told = _Teller(view)
+        self._told = RunTeller(view)
         self._tells_text = "messages-tuple" in view.modes
         self._seq = 0
 
@@ -163,7 +164,7 @@ class RunEvents:
         before, self._seq = self._seq, event.seq
         sent = self._behind(place, event.seq, [*_placed(told, before, event.seq)])
         wanted = [(name, one) for name, one in sent if one.mode in self._view.modes or one.mode == _ALWAYS]
-        if self._base is None and any(isinstance(one.data, _Snapshot) for _, one in wanted):
+        if self._base is None and any(isinstance(one.data, Snapshot) for _, one in wanted):
             self._held = wanted
             self.owed = self._say_held
             return b""
@@ -198,14 +199,14 @@ class RunEvents:
     def _encoded(self, sent: Sequence[tuple[bytes, _Said]]) -> bytes:
         return b"".join(b"id: %b\nevent: %b\ndata: %b" % (name, one.name, self._data(one.data)) for name, one in sent)
 
-    def _data(self, data: bytes | _Snapshot) -> bytes:
-        if not isinstance(data, _Snapshot):
+    def _data(self, data: bytes | Snapshot) -> bytes:
+        if not isinstance(data, Snapshot):
             return data
         messages = b",".join(filter(None, (self._base, data.run)))
         return b'{"messages":[%b]%b}\n\n' % (messages, data.beside)
 
 
-class _Teller:
+class RunTeller:
     """Makes the events of a run of those of its turn."""
 
     def __init__(self, view: RunView) -> None:
@@ -237,10 +238,10 @@ class _Teller:
         self._graph_values: bytes | None = None
 
     @property
-    def state(self) -> bytes | _Snapshot:
+    def state(self) -> bytes | Snapshot:
         """The state's values at the end of the run, without what a person is asked."""
         if self._graph_values is None:
-            return _Snapshot(self._transcript.json)
+            return Snapshot(self._transcript.json)
         left = self._left()
         return left[0].data if left else self._graph_values + b"\n\n"
 
@@ -291,7 +292,7 @@ class _Teller:
             self._in_run = payload.payload.get("checkpoint_id") == self._view.answers
         elif isinstance(payload, Whole):
             self._transcript.take(payload.message)
-            self._in_run = _note_of(payload.message).get("answers") == self._view.answers
+            self._in_run = note_in(payload.message.metadata).get("answers") == self._view.answers
             if self._in_run:
                 self.streams = None
 
@@ -365,8 +366,8 @@ class _Teller:
     def _whole(self, message: ChatMessage) -> list[_Said]:
         """A message that is no answer."""
         said = loads(message.json)
-        decided = (said["role"], said["channel"]) == ("user", "observation") and NOTE in _notes_of(said)
-        if decided and _notes_of(said)[NOTE].get("answers") != self._view.answers:
+        note = note_in(said["metadata"]) if (said["role"], said["channel"]) == ("user", "observation") else {}
+        if note and note.get("answers") != self._view.answers:
             # Told from history, where the next run of the exchange stands behind this one.
             self.over = True
             return [self._values(), _Said(_ALWAYS, b"end", b"null\n\n")]
@@ -427,23 +428,23 @@ class _Teller:
         if self._graph_values is None:
             return [self._values()]
         values = loads(self._graph_values)
-        messages = values.get("messages", [])
-        known = {one.get("id") for one in messages}
+        own = values.get("messages")
+        known = {one.get("id") for one in own if isinstance(one, dict)} if isinstance(own, list) else set()
         since = [
             one for one in map(loads, self._transcript.closed) if one["id"] not in known and one["type"] != "human"
         ]
         if not since:
             return []
-        return [_Said("values", b"values", dumps({**values, "messages": [*messages, *since]}) + b"\n\n")]
+        return [_Said("values", b"values", dumps(with_more(values, since)) + b"\n\n")]
 
     def _ask(self, end: Awaiting) -> list[_Said]:
         told = [one for update in self._transcript.close() for one in self._completed(update)]
         asked = dumps([{**one, "response_schema": None} for one in interrupts(end.payload)])
         told.append(_Said("updates", b"updates", b'{"__interrupt__":%b}\n\n' % asked))
         beside = b',"__interrupt__":%b' % asked
-        values: bytes | _Snapshot = _Snapshot(self._transcript.json, beside)
+        values: bytes | Snapshot = Snapshot(self._transcript.json, beside)
         if self._graph_values is not None:
-            values = b"%b%b}\n\n" % (self._graph_values[:-1], beside)
+            values = with_beside(self._graph_values, beside) + b"\n\n"
         return [*told, _Said("values", b"values", values)]
 
     def _last(self, messages: Sequence[ChatMessage]) -> list[_Said]:
@@ -458,7 +459,7 @@ class _Teller:
         return told + [one for update in self._transcript.close() for one in self._completed(update)]
 
     def _values(self) -> _Said:
-        return _Said("values", b"values", _Snapshot(self._transcript.json))
+        return _Said("values", b"values", Snapshot(self._transcript.json))
 
     def _message(self, message: Message, node: str) -> _Said:
         return _Said("messages-tuple", b"messages", b"[%b,%b]\n\n" % (dumps(message), self._about(node)))
@@ -474,6 +475,12 @@ class _Teller:
         return message if not self._renamed else {**message, "id": f"{message['id']}{self._renamed}"}
 
 
+def with_beside(values: bytes, beside: bytes) -> bytes:
+    """An object in JSON with more fields, each with a comma before it. That of a graph may be empty: none of the
+    channels that it gives out has a value yet."""
+    return b"{%b}" % b"".join((values[1:-1], beside)).removeprefix(b",")
+
+
 def _rest_of(turn: Turn, event: TurnEvent, seq: int) -> TurnEvent:
     """What of joined fragments comes behind the number `seq`."""
     events = turn.events
@@ -487,17 +494,6 @@ def _placed(told: Sequence[_Said], before: int, seq: int) -> Iterator[tuple[byte
     last = len(told) - 1
     for number, one in enumerate(told):
         yield (b"%d" % seq if number == last else b"%d.%d" % (before, number + 1)), one
-
-
-def _note_of(message: ChatMessage) -> Mapping[str, Any]:
-    """What this door has noted with a message of the user's."""
-    note: Mapping[str, Any] = _notes_of({"metadata": message.metadata}).get(NOTE, {})
-    return note
-
-
-def _notes_of(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    note = said["metadata"].get("extras", {}).get("note")
-    return note if isinstance(note, dict) else {}
 
 
 def _chunk(message: Message) -> Message:
@@ -522,8 +518,8 @@ class RunResult:
     def __init__(self, view: RunView, load_base: LoadBase) -> None:
         self._view = view
         self._load_base = load_base
-        self._told = _Teller(view)
-        self._values: _Snapshot | bytes | None = None
+        self._told = RunTeller(view)
+        self._values: Snapshot | bytes | None = None
         self._error: bytes | None = None
         self.end: Payload | None = None
         """What its turn ended with."""
@@ -560,7 +556,7 @@ class RunResult:
         """
         if self._error is not None:
             return b'{"__error__":%b}' % self._error
-        values = self._values or _Snapshot(b"")
+        values = self._values or Snapshot(b"")
         if isinstance(values, bytes):
             return values.strip()
         base = self._view.base

@@ -35,12 +35,10 @@ from agentic_backend.session.stream import (
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.blocks import BlockTeller
 from agentic_backend.surfaces.langgraph.errors import refusal_of
+from agentic_backend.surfaces.langgraph.messages import note_in
 from agentic_backend.surfaces.langgraph.names import checkpoint_id_of
 from agentic_backend.surfaces.langgraph.people import interrupts
-from agentic_backend.surfaces.langgraph.stream import RunView
-from agentic_backend.surfaces.langgraph.stream import _note_of as note_of
-from agentic_backend.surfaces.langgraph.stream import _Snapshot as Snapshot
-from agentic_backend.surfaces.langgraph.stream import _Teller as Teller
+from agentic_backend.surfaces.langgraph.stream import RunTeller, RunView, Snapshot
 from backend_kit.wire import Code, InvalidJson, ServiceError, dumps, loads, message_for
 
 CHANNELS: Final = ("values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom")
@@ -143,7 +141,7 @@ class ToldExchange:
     says what of it, and what was before it."""
 
     turn: Turn
-    told: Teller
+    told: RunTeller
     blocks: BlockTeller
     past: list[TurnEvent] = field(default_factory=list)
     rank: int | None = None
@@ -319,9 +317,9 @@ class ThreadWriter:
         exchange.rank = min(rank, _MAX_RANK)
         return told
 
-    def _teller(self, turn: Turn, begins: Payload) -> Teller:
+    def _teller(self, turn: Turn, begins: Payload) -> RunTeller:
         """Who tells a run that this begins: of a hosted graph, where its client wanted that, as the graph says it."""
-        note = note_of(begins.message) if isinstance(begins, Whole) else {}
+        note = note_in(begins.message.metadata) if isinstance(begins, Whole) else {}
         graph = "values" in note.get("modes", ()) and self._is_graph(turn.ask.agent_id)
         return _teller(turn, self._thread_id, graph=graph)
 
@@ -426,9 +424,9 @@ def _is_end(seq: int) -> bool:
     return seq & _END == _END
 
 
-def _teller(turn: Turn, thread_id: str, *, graph: bool = False) -> Teller:
+def _teller(turn: Turn, thread_id: str, *, graph: bool = False) -> RunTeller:
     run_id = turn.ask.exchange_id
-    return Teller(RunView(run_id, thread_id, run_id, graph=graph))
+    return RunTeller(RunView(run_id, thread_id, run_id, graph=graph))
 
 
 def _kind(payload: Payload) -> tuple[str, str] | None:

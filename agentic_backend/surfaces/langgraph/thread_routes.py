@@ -1,10 +1,10 @@
 """A thread's stream: commands that begin its runs, and its events, over as many runs as there are."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from agentic_backend.chat.frames import CleanText
 from agentic_backend.chat.hub import RETRY_S
@@ -12,7 +12,8 @@ from agentic_backend.errors import NotAwaiting
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Failed
 from agentic_backend.surfaces.langgraph.asking import Begun, prepare, waiting_in
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_body, json_response, refusal_of
+from agentic_backend.surfaces.langgraph.bodies import BODY, RequestBody, checked_body, json_response, read_body
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.people import interrupts
 from agentic_backend.surfaces.langgraph.run_routes import settled
@@ -22,34 +23,26 @@ from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter, read_join
 from agentic_backend.surfaces.langgraph.thread_turns import ThreadTurns, before_in
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
-from backend_kit.wire import CODES, ServiceError, dumps, field_of, message_for
+from backend_kit.wire import CODES, ServiceError, dumps, message_for
 
 _MAX_SEQ: Final = (1 << 53) - 1
 _MAX_DIGITS: Final = 16
 _MAX_CHANNELS: Final = 64
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 Params = Mapping[str, Any]
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
-class _Command(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
-
+class _Command(RequestBody):
     id: int
     method: CleanText
     params: dict[str, Any] = {}
 
 
-class _Response(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
-
+class _Response(RequestBody):
     interrupt_id: CleanText
     response: Any
 
 
-class _Subscription(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", hide_input_in_errors=True)
-
+class _Subscription(RequestBody):
     channels: Annotated[list[CleanText], Field(max_length=_MAX_CHANNELS)]
     since: Annotated[int, Field(ge=0, le=_MAX_SEQ)] | None = None
     namespaces: Annotated[list[list[CleanText]], Field(max_length=_MAX_CHANNELS)] | None = None
@@ -59,17 +52,17 @@ class _Subscription(BaseModel):
 def add_thread_streams(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
     """The routes of threads' streams."""
 
-    @router.post("/threads/{thread_id}/commands", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/commands", openapi_extra=BODY)
     async def command(thread_id: str, request: Request, identity: caller) -> Response:
         """Begin a run of a thread, which is made where it is not there, or answer what a run asks."""
-        said = _read(_Command, await json_body(request))
+        said = await read_body(request, _Command)
         return json_response(dumps(await _obeyed(services(), request, identity, thread_id, said)))
 
-    @router.post("/threads/{thread_id}/stream/events", openapi_extra=_BODY)
+    @router.post("/threads/{thread_id}/stream/events", openapi_extra=BODY)
     async def events(thread_id: str, request: Request, identity: caller) -> Response:
         """The events of a thread behind the number `since`, and those of each run that begins."""
         state = services()
-        wish = _read(_Subscription, await json_body(request))
+        wish = await read_body(request, _Subscription)
         for number, channel in enumerate(wish.channels):
             if channel not in CHANNELS and not channel.startswith("custom:"):
                 raise Faulty(f"A channel is one of {', '.join(CHANNELS)}.", f"channels[{number}]")
@@ -169,7 +162,7 @@ async def _respond(
     given = params.get("responses", [params])
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         raise Faulty("The answers are a list of objects.", "params.responses")
-    answers = [_read(_Response, one) for one in given]
+    answers = [checked_body(one, _Response) for one in given]
     asked = set() if waiting is None else {one["id"] for one in interrupts(waiting.payload)}
     if waiting is None or not {one.interrupt_id for one in answers} <= asked:
         raise NotAwaiting(field="interrupt_id")
@@ -182,11 +175,3 @@ async def _respond(
 def _refused(command: _Command, code: str, text: str, **about: Any) -> dict[str, Any]:
     known = {name: value for name, value in about.items() if value is not None}
     return {"type": "error", "id": command.id, "error": code, "message": text, **known}
-
-
-def _read(model: type[_Model], said: Mapping[str, Any]) -> _Model:
-    try:
-        return model.model_validate(said)
-    except ValidationError as error:
-        where = field_of(error.errors(include_url=False, include_input=False))
-        raise Faulty(f"{where or 'The body'} is not as it must be.", where) from None

@@ -6,9 +6,9 @@ from typing import Any, Final
 from agentic_backend.session.stream import Awaiting, Cancelled, Failed, Payload, TextDelta, Turn, TurnEvent, Whole
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.errors import Faulty
-from agentic_backend.surfaces.langgraph.messages import NOTE
+from agentic_backend.surfaces.langgraph.messages import note_in
 from agentic_backend.surfaces.langgraph.people import interrupts
-from agentic_backend.surfaces.langgraph.stream import _Snapshot as Snapshot
+from agentic_backend.surfaces.langgraph.stream import Snapshot, with_beside
 from agentic_backend.surfaces.langgraph.thread_events import (
     EventsWanted,
     LoadBefore,
@@ -55,7 +55,7 @@ class JoinWriter(ThreadWriter):
         payload, parts = event.payload, list[Saying]()
         begins = isinstance(payload, Whole) and payload.message.role == "user"
         if isinstance(payload, Whole) and begins:
-            parts.append((b"metadata", self._opened(exchange.turn, _note_of(payload))))
+            parts.append((b"metadata", self._opened(exchange.turn, note_in(payload.message.metadata))))
             if payload.message.channel == "observation":
                 return parts
         for one in exchange.told.take(event):
@@ -78,7 +78,7 @@ class JoinWriter(ThreadWriter):
         asked = interrupts(end.payload) if isinstance(end, Awaiting) else []
         beside = b',"__interrupt__":%b' % dumps(asked) if asked else b""
         state = exchange.told.state
-        state = b"%b%b}" % (state.strip()[:-1], beside) if isinstance(state, bytes) else Snapshot(state.run, beside)
+        state = with_beside(state.strip(), beside) if isinstance(state, bytes) else Snapshot(state.run, beside)
         parts: list[Saying] = [(b"state_update", state), (b"values", state)]
         if isinstance(end, Failed):
             parts.append((b"error", dumps({"error": end.code.value, "message": end.text})))
@@ -105,9 +105,3 @@ class JoinWriter(ThreadWriter):
 def _done(run_id: str, end: Payload | None) -> bytes:
     status = "success" if end is None or isinstance(end, Ended | Awaiting) else "error"
     return dumps({"run_id": run_id, "status": "interrupted" if isinstance(end, Cancelled) else status})
-
-
-def _note_of(said: Whole) -> Mapping[str, Any]:
-    note = said.message.metadata.get("extras", {}).get("note")
-    noted: Mapping[str, Any] = note.get(NOTE, {}) if isinstance(note, dict) else {}
-    return noted

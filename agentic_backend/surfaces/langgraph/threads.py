@@ -2,26 +2,41 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from agentic_backend.chat.frames import CleanText, storable_json
+from agentic_backend.chat.frames import CleanText
 from agentic_backend.errors import Conflict
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import StoredExchange
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.threads import SortBy, SortOrder, Thread, ThreadsWanted
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, json_body, json_response
-from agentic_backend.surfaces.langgraph.names import assistant_id_of, graph_id_of, is_uuid, session_of_thread
+from agentic_backend.surfaces.langgraph.bodies import (
+    JsonObject,
+    Offset,
+    RequestBody,
+    checked_body,
+    json_body,
+    json_response,
+)
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
+from agentic_backend.surfaces.langgraph.names import (
+    assistant_id_of,
+    graph_id_of,
+    is_uuid,
+    names_of_agent,
+    session_of_thread,
+)
 from agentic_backend.surfaces.langgraph.people import interrupts, task_of
 from agentic_backend.surfaces.langgraph.runs import DELETED
 from agentic_backend.surfaces.langgraph.states import values_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import AuditAction, AuditEvent
-from backend_kit.wire import dumps, field_of
+from backend_kit.wire import dumps
 
 MAX_WITH_VALUES: Final = 100
 """Threads of one search whose history is read: for their values, or for what they ask a person."""
@@ -53,14 +68,10 @@ def _without_ours(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-Metadata = Annotated[dict[str, Any], AfterValidator(storable_json), AfterValidator(_without_ours)]
+Metadata = Annotated[JsonObject, AfterValidator(_without_ours)]
 
 
-class _Wanted(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, hide_input_in_errors=True)
-
-
-class _Made(_Wanted):
+class _Made(RequestBody):
     """Body of `POST /threads`."""
 
     thread_id: CleanText | None = None
@@ -68,13 +79,13 @@ class _Made(_Wanted):
     if_exists: Literal["raise", "do_nothing"] | None = None
 
 
-class _Changed(_Wanted):
+class _Changed(RequestBody):
     """Body of `PATCH /threads/{thread_id}`."""
 
     metadata: Metadata | None = None
 
 
-class _Counted(_Wanted):
+class _Counted(RequestBody):
     """Body of `POST /threads/count`."""
 
     metadata: Metadata | None = None
@@ -86,13 +97,13 @@ class _Searched(_Counted):
     """Body of `POST /threads/search`."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] | None = None
-    offset: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    offset: Offset | None = None
     sort_by: SortBy | None = None
     sort_order: SortOrder | None = None
     select: Annotated[list[CleanText], Field(max_length=100)] | None = None
 
 
-_Body = TypeVar("_Body", bound=_Wanted)
+_Body = TypeVar("_Body", bound=RequestBody)
 
 
 def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
@@ -181,18 +192,14 @@ async def _read(request: Request, model: type[_Body], refused: Collection[str]) 
     for name in refused:
         if said.get(name) not in (None, [], {}):
             raise Faulty(f"{name} is not supported.", name)
-    try:
-        return model.model_validate(said)
-    except ValidationError as error:
-        place = field_of(error.errors(include_url=False, include_input=False, include_context=False))
-        raise Faulty(f"{place or 'The body'} is not as it must be.", place) from None
+    return checked_body(said, model)
 
 
 def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
     """What a search is to find. Values that follow from an agent are looked for by its id."""
     metadata = wanted.metadata or {}
     agents: dict[str, tuple[str, ...]] = {}
-    for key, of_agent in (("graph_id", _graph_of(services)), ("assistant_id", assistant_id_of)):
+    for key, of_agent in (("graph_id", partial(graph_id_of, services)), ("assistant_id", assistant_id_of)):
         if isinstance(value := metadata.get(key), str):
             # The agent of an old thread may be gone: its graph has its name.
             named = (value,) if key == "graph_id" and value not in services.catalog else ()
@@ -211,10 +218,6 @@ def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
         sort_by=wanted.sort_by or asked.sort_by,
         sort_order=wanted.sort_order or asked.sort_order,
     )
-
-
-def _graph_of(services: DoorServices) -> Callable[[str], str]:
-    return lambda agent_id: graph_id_of(services.catalog, agent_id)
 
 
 async def _make(services: DoorServices, user_id: str, wanted: _Made) -> Thread:
@@ -308,12 +311,8 @@ async def _asks(services: DoorServices, session: Session) -> dict[str, Any]:
 
 def _fields(services: DoorServices, thread: Thread, rest: dict[str, Any]) -> dict[str, Any]:
     """A thread in LangGraph's shape, but for its values."""
-    session, derived = thread.session, {}
-    if thread.has_run and session.agent_id:
-        derived = {
-            "graph_id": graph_id_of(services.catalog, session.agent_id),
-            "assistant_id": assistant_id_of(session.agent_id),
-        }
+    session = thread.session
+    derived = names_of_agent(services, session.agent_id) if thread.has_run and session.agent_id else {}
     return {
         "thread_id": session.id,
         "created_at": thread.created_at,

@@ -255,6 +255,16 @@ ASKED = [
 ]
 
 
+async def expect_repeated(turns: Any, end: Final, ask: dict[str, Any], *, same: bool) -> None:
+    """Ask again under the id of the exchange that ended so: it is told again, or refused where the ask is another."""
+    again = await ended(turns.ask("e3", **ask))
+    if same:
+        assert isinstance(again, Final)
+        assert [message.json for message in again.messages] == [message.json for message in end.messages]
+    else:
+        assert refusal(again)[0] is Code.CONFLICT
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize(("ask", "same"), ASKED)
 async def test_the_same_ask_again_is_the_same_turn_only_in_the_same_place(
@@ -264,14 +274,7 @@ async def test_the_same_ask_again_is_the_same_turn_only_in_the_same_place(
     await final(turns.ask("e1", "first"))
     await final(turns.ask("e2", "between"))
     end = await final(turns.ask("e3", "second", after_rank=1))
-    if restarted:
-        turns = chatting(storage, tasks, FakeModel())
-    again = await ended(turns.ask("e3", **ask))
-    if same:
-        assert isinstance(again, Final)
-        assert [message.json for message in again.messages] == [message.json for message in end.messages]
-    else:
-        assert refusal(again)[0] is Code.CONFLICT
+    await expect_repeated(chatting(storage, tasks, FakeModel()) if restarted else turns, end, ask, same=same)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -290,14 +293,7 @@ async def test_the_same_regenerating_ask_again_is_the_same_turn(
     await final(turns.ask("e1", "first"))
     await final(turns.ask("e2", "second"))
     end = await final(turns.ask("e3", "", regenerate="e2"))
-    if restarted:
-        turns = chatting(storage, tasks, FakeModel())
-    again = await ended(turns.ask("e3", **ask))
-    if same:
-        assert isinstance(again, Final)
-        assert [message.json for message in again.messages] == [message.json for message in end.messages]
-    else:
-        assert refusal(again)[0] is Code.CONFLICT
+    await expect_repeated(chatting(storage, tasks, FakeModel()) if restarted else turns, end, ask, same=same)
 
 
 @pytest.mark.parametrize("asked", [{"message": "why?", "after_rank": 1}, {"message": "", "regenerate": "e0"}])

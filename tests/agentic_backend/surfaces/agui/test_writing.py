@@ -11,10 +11,8 @@ from agentic_backend.session.stream import (
     Cited,
     CustomSaid,
     Failed,
-    GraphSaid,
     Restarted,
     SessionChanged,
-    SpokenBy,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -25,7 +23,6 @@ from backend_kit.wire import Code
 from tests.agentic_backend.surfaces.agui.turns import (
     SESSION,
     answer,
-    awaiting,
     called,
     came,
     cancelled,
@@ -34,6 +31,7 @@ from tests.agentic_backend.surfaces.agui.turns import (
     plain_run,
     question,
     short,
+    some_run,
     streamed,
     turn_of,
     written,
@@ -292,37 +290,6 @@ def test_text_is_json_whatever_it_holds():
     assert event["delta"] == said
     whole = streamed(turn_of(*plain_run(text=said)))
     assert [one for _, one in whole] == written(*plain_run(text=said))
-
-
-def some_run(rng):
-    """Payloads in an order in which turns may publish them."""
-    payloads, rank = [Accepted(rng.choice([None, 2])), question()], 1
-    for _ in range(rng.randrange(12)):
-        kind = rng.randrange(7)
-        if kind == 0:
-            payloads += [ThoughtDelta(word) for word in ["I", "see", "that"]]
-        elif kind == 1:
-            payloads += [TextDelta(rank, "final", word) for word in ("a", "b", "", "c")]
-            payloads += [ThoughtDelta("hm"), TextDelta(rank, "final", "d")] * rng.randrange(2)
-            payloads.append(Whole(message(rank, "assistant", "thought", "text")))
-            rank += 1
-        elif kind == 2:
-            payloads.append(called(rank, *[("c1", "add"), ("", "sub")][: rng.randrange(1, 3)]))
-            rank += 1
-        elif kind == 3:
-            payloads.append(came(rank, ("c1", "r"), ("", "s")))
-            rank += 1
-        elif kind == 4:
-            payloads += [CustomSaid(b"1"), GraphSaid("values", (), b"{}"), SpokenBy(rank, "a", "b", 1, ()), Cited([])]
-        elif kind == 5:
-            payloads.append(Whole(message(rank, "system", "system_note", "note")))
-            rank += 1
-        else:
-            payloads.append(SessionChanged(SESSION))
-    if rng.randrange(2):
-        payloads += [TextDelta(rank, "final", word) for word in ["the", "end", "of", "it"]]
-    payloads.append(rng.choice([final(answer(rank, "the end")), awaiting(), cancelled(), Failed(Code.INTERNAL, False)]))
-    return payloads
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 from agentic_backend.events import Channel, ChatMessage, Part, Role, text_part
@@ -11,17 +12,24 @@ from agentic_backend.session.stream import (
     Ask,
     Awaiting,
     Cancelled,
+    Cited,
+    CustomSaid,
+    Failed,
     Final,
+    GraphSaid,
     HumanAnswer,
     Payload,
+    SessionChanged,
+    SpokenBy,
     TextDelta,
+    ThoughtDelta,
     Turn,
     Whole,
 )
 from agentic_backend.surfaces.agui.places import Position, Start
 from agentic_backend.surfaces.agui.stream import RunStream
 from agentic_backend.surfaces.agui.writing import RunNames, RunWriter
-from backend_kit.wire import dumps
+from backend_kit.wire import Code, dumps
 
 NAMES = RunNames("t", "e1", None, "Georges", "s", "e1")
 SESSION = Session("s", "ada", "Georges", "Title", "2026-11-20T23:09:19.249876Z")
@@ -135,3 +143,37 @@ def cancelled() -> Cancelled:
 def cut_metadata(answer_: Any) -> Any:
     """A long answer as history keeps it."""
     return dumps(answer_)[:20].decode()
+
+
+def some_run(rng: Random) -> list[Payload]:
+    """Payloads in an order in which turns may publish them."""
+    payloads: list[Payload] = [Accepted(rng.choice([None, 2])), question()]
+    rank = 1
+    for _ in range(rng.randrange(12)):
+        kind = rng.randrange(7)
+        if kind == 0:
+            payloads += [ThoughtDelta(word) for word in ["I", "see", "that"]]
+        elif kind == 1:
+            payloads += [TextDelta(rank, "final", word) for word in ("a", "b", "", "c")]
+            payloads += [ThoughtDelta("hm"), TextDelta(rank, "final", "d")] * rng.randrange(2)
+            payloads.append(Whole(message(rank, "assistant", "thought", "text")))
+            rank += 1
+        elif kind == 2:
+            payloads.append(called(rank, *[("c1", "add"), ("", "sub")][: rng.randrange(1, 3)]))
+            rank += 1
+        elif kind == 3:
+            payloads.append(came(rank, ("c1", "r"), ("", "s")))
+            rank += 1
+        elif kind == 4:
+            payloads += [CustomSaid(b"1"), GraphSaid("values", (), b"{}"), SpokenBy(rank, "a", "b", 1, ()), Cited([])]
+        elif kind == 5:
+            payloads.append(Whole(message(rank, "system", "system_note", "note")))
+            rank += 1
+        else:
+            payloads.append(SessionChanged(SESSION))
+    if rng.randrange(2):
+        payloads += [TextDelta(rank, "final", word) for word in ["the", "end", "of", "it"]]
+    payloads.append(
+        rng.choice([final(answer(rank, "the end")), awaiting(), cancelled(), Failed(Code.INTERNAL, refused=False)])
+    )
+    return payloads

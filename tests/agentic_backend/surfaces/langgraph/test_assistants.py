@@ -323,6 +323,33 @@ async def test_over_rest_such_an_agent_stays_one_of_its_graph(client, service):
     assert json.loads(await answer(service, agent_id))["tone"] == "kind"
 
 
+@pytest.mark.parametrize("graph_id", ["Georges", "Nested"])
+async def test_what_it_says_is_of_the_graph_that_it_is_made_of(client, graph_id):
+    made = (await client.assistants.create(graph_id, name="Mine"))["assistant_id"]
+    names = {"graph_id": graph_id, "assistant_id": made}
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    threads = [(await client.threads.create())["thread_id"] for _ in range(2)]
+    thread_id = threads[0]
+    for thread, assistant in zip(threads, (made, graph_id), strict=True):
+        await client.runs.wait(thread, assistant, input=asked)
+    assert (await client.threads.get(thread_id))["metadata"] == names
+    (run,) = await client.runs.list(thread_id)
+    assert run["metadata"].items() >= names.items()
+    assert (run["assistant_id"], run["kwargs"]["config"]["configurable"]["graph_id"]) == (made, graph_id)
+    assert (await client.threads.get_state(thread_id))["metadata"].items() >= names.items()
+    states = await client.threads.get_history(thread_id, metadata=names)
+    assert states
+    assert all(state["metadata"].items() >= names.items() for state in states if state["checkpoint_id"])
+    for other in ({"graph_id": "Free"}, {"assistant_id": NOBODY}):
+        assert await client.threads.get_history(thread_id, metadata=other) == []
+
+    async def found(**metadata):
+        return {thread["thread_id"] for thread in await client.threads.search(metadata=metadata)}
+
+    assert await found(graph_id=graph_id) == set(threads)
+    assert await found(assistant_id=made) == await found(**names) == {thread_id}
+
+
 async def test_agents_that_were_made_over_rest_are_assistants(client, service):
     async with service.http.post(f"{BASE}/agents/create", json={"name": "Ada"}) as response:
         ada = await response.json()

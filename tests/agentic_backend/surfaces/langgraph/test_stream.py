@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentic_backend.session.stream import (
     Cancelled,
     CustomSaid,
     Failed,
+    GraphSaid,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -26,10 +28,12 @@ from tests.agentic_backend.surfaces.agui.turns import (
     awaiting,
     called,
     came,
+    cancelled,
     final,
     message,
     plain_run,
     question,
+    some_run,
     turn_of,
 )
 
@@ -284,30 +288,35 @@ def test_places():
     assert [Place.read(one) for one in (None, "", "-1", "7", "7.2")] == [None, None, None, Place(7), Place(7, 2)]
 
 
-def some_run(rng):
-    """Payloads in an order in which turns may publish them."""
-    payloads, rank = [Accepted(rng.choice([None, 2])), question()], 1
-    for _ in range(rng.randrange(10)):
-        kind = rng.randrange(5)
-        if kind == 0:
-            payloads += [ThoughtDelta(word) for word in ["I", "see", "that"]]
-        elif kind == 1:
-            payloads += [TextDelta(rank, "final", word) for word in ("a", "b", "", "c")]
-            payloads += [ThoughtDelta("hm"), TextDelta(rank, "final", "d")] * rng.randrange(2)
-            payloads.append(Whole(message(rank, "assistant", "thought", "text")))
-            rank += 1
-        elif kind == 2:
-            payloads.append(called(rank, *[("c1", "add"), ("", "sub")][: rng.randrange(1, 3)]))
-            rank += 1
-        elif kind == 3:
-            payloads.append(came(rank, ("c1", "r"), ("", "s")))
-            rank += 1
-        else:
-            payloads.append(CustomSaid(b"1"))
-    if rng.randrange(2):
-        payloads += [TextDelta(rank, "final", word) for word in ["the", "end", "of", "it"]]
-    ends = [final(answer(rank, "the end")), awaiting(), Cancelled((), SESSION), Failed(Code.INTERNAL, refused=False)]
-    return [*payloads, rng.choice(ends)]
+@pytest.mark.parametrize(("values", "also"), [(b"{}", {}), (b'{"topic":"x"}', {"topic": "x"})])
+def test_a_graph_may_wait_before_its_state_has_anything(values, also):
+    turn = turn_of(Accepted(), question(), GraphSaid("values", (), values), awaiting())
+    view = replace(VIEW, graph=True)
+    (last,) = [data for _, name, data in sent(turn, view) if name == "values" and "__interrupt__" in data]
+    assert [one["id"] for one in last.pop("__interrupt__")] == ["i1"]
+    assert last == also
+    assert [one["id"] for one in result(turn, view)["__interrupt__"]] == ["i1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (b'{"messages":["Hi"]}', ["Hi", "e1.1"]),
+        (b'{"messages":null}', ["e1.1"]),
+        (b"{}", ["e1.1"]),
+        (b'{"messages":{"a":1}}', {"a": 1}),
+        (b'{"messages":5}', 5),
+    ],
+)
+def test_what_people_have_seen_since_is_added_to_any_state(values, expected):
+    said = [Whole(message(1, "assistant", "thought", "So")), cancelled()]
+    turn = turn_of(Accepted(), question(), GraphSaid("values", (), values), *said)
+    view = replace(VIEW, graph=True)
+    for found in ([data for _, name, data in sent(turn, view) if name == "values"][-1], result(turn, view)):
+        messages = found["messages"]
+        if isinstance(messages, list):
+            messages = [one if isinstance(one, str) else one["id"] for one in messages]
+        assert messages == expected
 
 
 def joined(events):

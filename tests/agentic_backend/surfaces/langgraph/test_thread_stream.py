@@ -15,6 +15,7 @@ from agentic_backend.session.stream import (
     Cancelled,
     CustomSaid,
     Failed,
+    GraphSaid,
     Restarted,
     TextDelta,
     ThoughtDelta,
@@ -32,6 +33,7 @@ from agentic_backend.surfaces.langgraph.thread_events import (
     rank_of,
     seq_before,
 )
+from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter
 from backend_kit.wire import Code
 from tests.agentic_backend.surfaces.agui.turns import (
     QUESTION,
@@ -399,3 +401,17 @@ def test_a_restart_is_no_run():
     turn = Turn(Ask("s", "Georges", "Hello", "e1", "ada", 1.0))
     turn.publish(Restarted(1))
     assert told(turn) == []
+
+
+@pytest.mark.parametrize(("values", "also"), [(b"{}", {}), (b'{"topic":"x"}', {"topic": "x"})])
+def test_a_graph_that_is_joined_may_wait_before_its_state_has_anything(values, also):
+    note = {"extras": {"note": {NOTE: {"modes": ["values"]}}}}
+    asked = Whole(message(0, "user", "final", "Hello", note))
+    turn = turn_of(Accepted(), asked, GraphSaid("values", (), values), awaiting())
+    by = JoinWriter("s", frozenset(("run_modes", "state_update")), _before, is_graph=lambda _: True)
+    frames = b"".join(by.write(turn, turn.events[at]) for at in range(len(turn.events))).decode().split("\n\n")
+    events = [dict(line.split(": ", 1) for line in one.split("\n")) for one in frames if one]
+    for name in ("values", "state_update"):
+        *_, last = (json.loads(one["data"]) for one in events if one["event"] == name)
+        assert [one["id"] for one in last.pop("__interrupt__")] == ["i1"]
+        assert last == also
