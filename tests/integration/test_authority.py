@@ -23,6 +23,8 @@ PUBLIC = {
     "/docs/{name}",
     "/.well-known/oauth-protected-resource/mcp",
     "/v1/{path:path}",
+    "/ok",
+    "/info",
 }
 """What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token. Below
 `/v1`: that there is nothing."""

@@ -18,7 +18,7 @@ from tests.support.service import RunningService, StartService, hear, hits, say
 
 pytestmark = pytest.mark.one_instance("adds a route to one process")
 
-DOORS = ("openai", "agui", "mcp")
+DOORS = ("openai", "agui", "mcp", "langgraph")
 
 
 class Plain:
@@ -27,6 +27,7 @@ class Plain:
     headers = ((b"x-door", b"plain"),)
     heartbeat = b"~"
     over = False
+    owed = None
 
     def __init__(self) -> None:
         self.last = 0

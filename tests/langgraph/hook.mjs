@@ -1,7 +1,7 @@
 // A chat page on `useStream` of @langchain/langgraph-sdk, rendered in a document without a browser. It does what the
 // lines of its standard input say, one JSON object each, and answers each by a line with what the page shows then.
 import { Window } from "happy-dom";
-import { chatOf, emptyPlace, makeDocument, next, obey, toldOf, until } from "./page.mjs";
+import { LEFT, chatOf, emptyPlace, makeDocument, next, obey, toldOf, until } from "./page.mjs";
 
 const window = makeDocument(Window);
 const { createElement, useEffect } = await import("react");
@@ -19,7 +19,7 @@ function load() {
     const signal = init.signal ? AbortSignal.any([init.signal, gone.signal]) : gone.signal;
     return fetch(url, { ...init, signal });
   };
-  return { fetches, requests, end: () => gone.abort() };
+  return { fetches, requests, end: () => gone.abort(LEFT) };
 }
 
 function parsed(body) {

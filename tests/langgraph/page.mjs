@@ -5,6 +5,9 @@ import { createInterface } from "node:readline";
 /** What was warned of since the page began. */
 export const warnings = [];
 
+/** Why the requests of a page end that is left: what was to be done with their answers, nobody misses. */
+export const LEFT = new DOMException("the page was left", "AbortError");
+
 let waiting = null;
 
 /** Make the document, before React is loaded. */
@@ -14,7 +17,9 @@ export function makeDocument(Window) {
     Object.defineProperty(globalThis, name, { value: name === "window" ? window : window[name], configurable: true });
   }
   console.warn = console.error = (...said) => warnings.push(said.map(String).join(" "));
-  process.on("unhandledRejection", (reason) => warnings.push(String(reason)));
+  process.on("unhandledRejection", (reason) => {
+    if (reason !== LEFT) warnings.push(String(reason));
+  });
   return window;
 }
 

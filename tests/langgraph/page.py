@@ -35,7 +35,7 @@ class Page:
             line = await self.process.stdout.readline()
         done: Told = json.loads(line)
         assert "failed" not in done, done["failed"]
-        assert warns or done["warnings"] == []
+        assert warns or done["warnings"] == [], done["warnings"]
         return done
 
     async def open(self, service: ServiceClient, agent: str, **options: Any) -> None:

@@ -11,7 +11,6 @@ from tests.support.api_keys import ALL, stored_key
 from tests.support.people import SECURITY, headers_of
 
 SILENT = "mock;ttft=600000"
-ANN, BOB = headers_of("ann"), headers_of("bob")
 
 
 async def status(service, method, path, headers, body=None):
@@ -51,26 +50,26 @@ def of_thread(thread_id, run_id, checkpoint_id):
 async def test_another_users_thread_is_unknown(start_service):
     async with start_service(security=SECURITY, **AGENTS) as service:
         thread_id = str(uuid4())
-        run_id = run_of(await begin(service, thread_id, asks("Georges"), **ANN))
-        async with service.http.get(f"/threads/{thread_id}/state", headers=ANN) as response:
+        run_id = run_of(await begin(service, thread_id, asks("Georges"), **headers_of("ann")))
+        async with service.http.get(f"/threads/{thread_id}/state", headers=headers_of("ann")) as response:
             before = await response.json()
         for method, path, body in of_thread(thread_id, run_id, before["checkpoint"]["checkpoint_id"]):
-            assert await status(service, method, path, BOB, body) == 404, (method, path)
+            assert await status(service, method, path, headers_of("bob"), body) == 404, (method, path)
             assert await status(service, method, path, {"Authorization": ""}, body) == 401, (method, path)
-        async with service.http.get(f"/threads/{thread_id}/state", headers=ANN) as response:
+        async with service.http.get(f"/threads/{thread_id}/state", headers=headers_of("ann")) as response:
             assert await response.json() == before
 
 
 async def test_a_thread_of_the_same_name_is_not_made_over_another_users(start_service):
     async with start_service(security=SECURITY, **AGENTS) as service:
         thread_id = str(uuid4())
-        await begin(service, thread_id, asks("Georges"), **ANN)
+        await begin(service, thread_id, asks("Georges"), **headers_of("ann"))
         body = asks("Georges", "mine")
-        assert await status(service, "POST", f"/threads/{thread_id}/runs/wait", BOB, body) in (404, 409)
+        assert await status(service, "POST", f"/threads/{thread_id}/runs/wait", headers_of("bob"), body) in (404, 409)
         for if_exists in ("raise", "do_nothing"):
             given = {"thread_id": thread_id, "if_exists": if_exists}
-            assert await status(service, "POST", "/threads", BOB, given) in (404, 409)
-        async with client_of(service, ANN) as client:
+            assert await status(service, "POST", "/threads", headers_of("bob"), given) in (404, 409)
+        async with client_of(service, headers_of("ann")) as client:
             state = await client.threads.get_state(thread_id)
             assert [kind for kind, _ in told(state["values"])] == ["human", "ai"]
 
@@ -78,8 +77,8 @@ async def test_a_thread_of_the_same_name_is_not_made_over_another_users(start_se
 async def test_nothing_of_another_user_is_found(start_service):
     async with (
         start_service(security=SECURITY, **AGENTS) as service,
-        client_of(service, ANN) as ann,
-        client_of(service, BOB) as bob,
+        client_of(service, headers_of("ann")) as ann,
+        client_of(service, headers_of("bob")) as bob,
     ):
         made = await ann.threads.create(metadata={"user": "u"})
         await ann.runs.wait(made["thread_id"], "Georges", input=human("hi"))
@@ -104,8 +103,8 @@ async def test_the_key_of_an_sdk_opens_the_door(start_service, database):
             values = await client.runs.wait(made["thread_id"], "Georges", input=human("hi"))
             assert [kind for kind, _ in told(values)] == ["human", "ai"]
         # It is ann's thread, and nobody else's.
-        assert await status(service, "GET", f"/threads/{made['thread_id']}", ANN) == 200
-        assert await status(service, "GET", f"/threads/{made['thread_id']}", BOB) == 404
+        assert await status(service, "GET", f"/threads/{made['thread_id']}", headers_of("ann")) == 200
+        assert await status(service, "GET", f"/threads/{made['thread_id']}", headers_of("bob")) == 404
         other = stored_key(database, "bob")
         assert (
             await status(service, "GET", f"/threads/{made['thread_id']}", {"Authorization": "", "x-api-key": other})
@@ -118,7 +117,7 @@ async def test_the_key_of_an_sdk_opens_the_door(start_service, database):
 async def test_a_key_opens_what_its_scopes_say(start_service, database):
     async with start_service(security=SECURITY, **AGENTS) as service:
         thread_id = str(uuid4())
-        run_id = run_of(await begin(service, thread_id, asks("Georges"), **ANN))
+        run_id = run_of(await begin(service, thread_id, asks("Georges"), **headers_of("ann")))
         body = {"assistant_id": "Georges", "input": human("hi")}
         reading = {"Authorization": "", "x-api-key": stored_key(database, "ann", ALL - {KeyScope.ASK})}
         assert await status(service, "POST", f"/threads/{thread_id}/runs/wait", reading, body) == 403
@@ -135,22 +134,22 @@ async def test_the_limit_of_a_users_turns_holds_here(start_service, how):
     async with start_service(SILENT, limits=limits, security=SECURITY, ai={"agents": [GEORGES]}) as service:
         body = {"assistant_id": "Georges", "input": human("hi"), "if_not_exists": "create"}
         thread_id = str(uuid4())
-        async with service.http.post(f"/threads/{thread_id}/runs", json=body, headers=ANN) as response:
+        async with service.http.post(f"/threads/{thread_id}/runs", json=body, headers=headers_of("ann")) as response:
             assert response.status == 200, await response.text()
             run_id = (await response.json())["run_id"]
         for path in (f"/threads/{uuid4()}/runs{how}", f"/runs{how}"):
-            async with service.http.post(path, json=body, headers=ANN) as response:
+            async with service.http.post(path, json=body, headers=headers_of("ann")) as response:
                 assert response.status == 429, path
                 assert (await response.json())["code"] == "too_many_turns"
                 assert int(response.headers["Retry-After"]) >= 1
         # Not another's.
         other = {**body, "on_disconnect": "cancel"}
-        async with service.http.post(f"/threads/{uuid4()}/runs", json=other, headers=BOB) as response:
+        async with service.http.post(f"/threads/{uuid4()}/runs", json=other, headers=headers_of("bob")) as response:
             assert response.status == 200
             bobs = await response.json()
         for run, who in (
-            (f"/threads/{thread_id}/runs/{run_id}", ANN),
-            (f"/threads/{bobs['thread_id']}/runs/{bobs['run_id']}", BOB),
+            (f"/threads/{thread_id}/runs/{run_id}", headers_of("ann")),
+            (f"/threads/{bobs['thread_id']}/runs/{bobs['run_id']}", headers_of("bob")),
         ):
             assert await status(service, "POST", f"{run}/cancel?wait=1", who) == 200
 
@@ -160,11 +159,11 @@ async def test_the_rate_of_a_users_questions_holds_here(start_service, how):
     limits = {"per_user": {"asks_per_min": 1, "burst": 1}}
     async with start_service("mock;tokens=2", limits=limits, security=SECURITY, ai={"agents": [GEORGES]}) as service:
         body = {"assistant_id": "Georges", "input": human("hi"), "if_not_exists": "create"}
-        assert await status(service, "POST", f"/threads/{uuid4()}/runs/wait", ANN, body) == 200
-        async with service.http.post(f"/threads/{uuid4()}/runs{how}", json=body, headers=ANN) as response:
+        assert await status(service, "POST", f"/threads/{uuid4()}/runs/wait", headers_of("ann"), body) == 200
+        async with service.http.post(f"/threads/{uuid4()}/runs{how}", json=body, headers=headers_of("ann")) as response:
             assert (response.status, (await response.json())["code"]) == (429, "rate_limited")
             assert int(response.headers["Retry-After"]) >= 1
-        assert await status(service, "POST", f"/threads/{uuid4()}/runs/wait", BOB, body) == 200
+        assert await status(service, "POST", f"/threads/{uuid4()}/runs/wait", headers_of("bob"), body) == 200
 
 
 async def test_a_page_of_an_authorized_origin_reads_the_door(start_service):
@@ -183,7 +182,9 @@ async def test_a_page_of_an_authorized_origin_reads_the_door(start_service):
                     assert response.ok
                     taken = response.headers["Access-Control-Allow-Headers"].lower()
                     assert all(name in taken for name in ("authorization", "last-event-id", "x-api-key"))
-        async with service.http.post(path, json=asks("Georges"), headers={**ANN, "Origin": page}) as response:
+        async with service.http.post(
+            path, json=asks("Georges"), headers={**headers_of("ann"), "Origin": page}
+        ) as response:
             assert response.headers["Access-Control-Allow-Origin"] == page
             shown = response.headers["Access-Control-Expose-Headers"].lower()
             assert all(name in shown for name in ("content-location", "location", "x-pagination-total"))

@@ -39,7 +39,7 @@ JUDGED = {
     ("Sammy", "Add a note: water the plants on Friday"): ("Note 1 is kept: water the plants on Friday",),
 }
 """Each starter of each agent, with what its answer must say. A starter without an entry fails."""
-MARKUP = re.compile(r"^\s*(?:[-*+|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
+MARKUP = re.compile(r"^\s*(?:[-*+]\s|[|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
 CITED = re.compile(r"\s*\[(\d+)\]")
 
 

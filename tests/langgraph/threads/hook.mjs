@@ -1,7 +1,7 @@
 // A chat page on `useStream` of @langchain/react, rendered in a document without a browser. It does what the lines of its
 // standard input say, one JSON object each, and answers each by a line with what the page shows then.
 import { Window } from "happy-dom";
-import { chatOf, emptyPlace, makeDocument, obey, toldOf, until } from "../page.mjs";
+import { LEFT, chatOf, emptyPlace, makeDocument, obey, toldOf, until } from "../page.mjs";
 
 makeDocument(Window);
 const { createElement, useEffect } = await import("react");
@@ -62,7 +62,7 @@ const does = {
   /** A new page; with a thread, one that shows that. */
   open: ({ url, headers, ...options }) => {
     root?.unmount();
-    gone.abort();
+    gone.abort(LEFT);
     gone = new AbortController();
     requests = [];
     cuts = [];
@@ -84,5 +84,5 @@ const does = {
 
 await obey(does, told);
 root?.unmount();
-gone.abort();
+gone.abort(LEFT);
 process.exit(0);
