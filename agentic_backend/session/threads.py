@@ -32,6 +32,11 @@ class Thread:
     state: ThreadState
     busy: bool
 
+    @classmethod
+    def new(cls, session: Session, metadata: dict[str, Any]) -> "Thread":
+        """One that has just been made."""
+        return cls(session, metadata, session.updated_at, session.updated_at, "idle", busy=False)
+
     @property
     def has_run(self) -> bool:
         """Whether a turn has begun in it."""

@@ -44,9 +44,9 @@ _MESSAGE = """'{"session_id":' || to_json(session_id)::text || ',"exchange_id":'
 # An id of ours is 64 random bits: if it exists already, our first attempt stored it and its answer was lost. One that a
 # client chose may be there, even another user's, which the caller finds out. `xmax` is 0 where the row was inserted.
 CREATE_SESSION = text("""
-INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version, metadata)
-SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz), :version,
-    CAST(:metadata AS jsonb)
+INSERT INTO session (session_id, user_id, agent_id, session_data, created_at, updated_at, version, metadata)
+SELECT :session_id, :user_id, :agent_id, CAST(:data AS json), CAST(:updated_at AS timestamptz),
+    CAST(:updated_at AS timestamptz), :version, CAST(:metadata AS jsonb)
 WHERE EXISTS (SELECT FROM session WHERE session_id = :session_id) OR room_for_session(:user_id, :most)
 ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id RETURNING xmax = 0 AS is_new
 """)

@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
 
 
 class DirectRoute(APIRoute):
@@ -13,8 +15,19 @@ class DirectRoute(APIRoute):
     and texts of its path, and returns the response.
 
     It is matched, counted, limited and documented as any other. FastAPI would go through all that an endpoint might
-    want at each request, which is a fiftieth of a streamed turn.
+    want at each request, which is a fiftieth of a streamed turn. Requests for other routes, which are asked one after
+    the other, are known by how the path begins.
     """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        super().__init__(path, endpoint, **more)
+        self._begins = path.partition("{")[0]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See `BaseRoute`. The path may have one of the server's before it."""
+        if self._begins not in scope["path"]:
+            return Match.NONE, {}
+        return super().matches(scope)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What answers a request."""

@@ -17,6 +17,7 @@ import jwt
 import psycopg
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 
 from agentic_backend.chat import relay
 from agentic_backend.chat.hub import SocketHub
@@ -27,6 +28,7 @@ from agentic_backend.session.models import Session, TurnRecord
 from agentic_backend.session.stream import Ask, Final, TextDelta, Turn, TurnEvent
 from agentic_backend.spool.spool import Spool
 from agentic_backend.spool.statements import GET_SESSION, WRITE_TURNS, JsonBytes
+from agentic_backend.surfaces import agui, langgraph, openai
 from backend_kit.auth import ANY, HmacVerifier, NoAuth, RouteScopes
 from backend_kit.http import Admitted, Cost, RequestLimits, RouteAdmission
 from backend_kit.settings import Postgres
@@ -51,7 +53,8 @@ def service_cases(metrics: AgenticMetrics) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         frames, hub, storage = FrameCases(), HubCases(metrics, runner, stack), StorageCases(metrics, runner, stack)
-        yield [*frames.listed(), *token_cases(), *admission_cases(runner), *hub.listed(), *storage.listed()]
+        requests = [*token_cases(), *admission_cases(runner), *route_cases()]
+        yield [*frames.listed(), *requests, *hub.listed(), *storage.listed()]
 
 
 _ADMITTED = 100
@@ -199,6 +202,24 @@ def admission_cases(runner: asyncio.Runner) -> list[Case]:
         (f"admission: {_ADMITTED} asks, their token verified before", requests, 20.0 * _ADMITTED),
         ("admission: a frame", frames, 2.0),
     ]
+
+
+def route_cases() -> list[Case]:
+    """The routes of the doors, which a request for any other route is compared with one after the other."""
+
+    async def nobody(request: Request) -> None: ...
+
+    routes = [*openai.add_routes(lambda: None, nobody), *agui.add_routes(lambda: None, nobody)]
+    routes += langgraph.add_routes(lambda: None, nobody)
+    path = "/agentic/v1/chatbot/query/stream"
+    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "path_params": {}, "headers": []}
+
+    def passed_over(times: range) -> None:
+        for _ in times:
+            for route in routes:
+                route.matches(scope)
+
+    return [(f"routes: {len(routes)} of the doors passed over", passed_over, 35.0)]
 
 
 def _at_once(awaited: Coroutine[Any, Any, object]) -> None:

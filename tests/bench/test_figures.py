@@ -114,6 +114,8 @@ def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
     stacks = parse(
         [
             f"{loop} 5",
+            f"{loop};write (/x/agentic_backend/surfaces/langgraph/stream.py:9) 1",
+            f"{loop};astream ({site}/langgraph/pregel/main.py:9) 1",
             f"{loop};sender (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
             f"{loop};ChatSocket._write (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
             "_bootstrap (/usr/lib/threading.py:1);Spool._write_all (/x/agentic_backend/spool/spool.py:7) 2",
@@ -122,11 +124,20 @@ def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
     assert stacks[0] == Stack((), 5)
     assert [does(stack) for stack in stacks] == [
         "event loop and its system calls",
+        "door: its own shapes",
+        "graph",
         "socket: frames in; HTTP",
         "socket: frames out",
         "spool (thread)",
     ]
-    assert [library(stack) for stack in stacks] == ["uvloop", "uvicorn", "uvicorn", "agentic_backend"]
+    assert [library(stack) for stack in stacks] == [
+        "uvloop",
+        "agentic_backend",
+        "langgraph",
+        "uvicorn",
+        "uvicorn",
+        "agentic_backend",
+    ]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")

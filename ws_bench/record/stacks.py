@@ -16,7 +16,7 @@ DOES = (
     ("batcher to Postgres", ("spool/batcher.py:",)),
     ("model: HTTP, chunks, messages", ("agentic_backend/llm/", "/aiohttp/")),
     ("answer: deltas to events", ("agent/answering.py:",)),
-    ("graph", ("/langgraph/", "agent/catalog.py:")),
+    ("graph", ("-packages/langgraph/", "agent/catalog.py:")),
     ("socket: frames out", ("chat/socket.py:_write", "chat/hub.py:")),
     ("turn: session, history, record", ("agentic_backend/session/", "agentic_backend/persist/")),
     ("door: its own shapes", ("agentic_backend/surfaces/", "backend_kit/mcp/", "/mcp/")),

@@ -236,12 +236,12 @@ async def _make(services: DoorServices, user_id: str, wanted: _Made) -> Thread:
             made = await services.sessions.within_limit(
                 lambda most: services.threads.create(session, wanted.metadata or {}, most)
             )
+        if made == "made":
+            services.registry.update(session)
+            return Thread.new(session, wanted.metadata or {})
         known = await services.threads.get(session.id, user_id)
         if known is None:
             raise Conflict(field="thread_id")
-        if made == "made" or chosen is None:
-            services.registry.update(session)
-            return known
     if wanted.if_exists != "do_nothing":
         raise Conflict(field="thread_id")
     return known

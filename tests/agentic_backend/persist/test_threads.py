@@ -65,9 +65,8 @@ async def test_a_thread_is_made_once_with_its_metadata(persistence: Persistence)
     session = await made(persistence, "t1", {"user": "u", "tags": ["a"], "none": None}, agent_id="")
     assert await persistence.threads.create(session, {"user": "other"}) == "there"
     thread = await thread_of(persistence, session)
-    assert (thread.session, thread.metadata) == (session, {"user": "u", "tags": ["a"], "none": None})
-    assert (thread.state, thread.busy, thread.has_run) == ("idle", False, False)
-    assert thread.state_at == thread.created_at
+    assert thread == Thread.new(session, {"user": "u", "tags": ["a"], "none": None})
+    assert not thread.has_run
     assert await persistence.threads.get("t1", "mallory") is None
     assert await persistence.threads.get("t\x00", USER) is None
     assert await persistence.threads.get("t2", USER) is None

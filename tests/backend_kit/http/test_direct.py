@@ -1,10 +1,13 @@
 """Routes whose endpoints are called as they are."""
 
+import itertools
 from typing import Annotated
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from backend_kit.auth import Identity
 from backend_kit.http import DirectRoute
@@ -46,3 +49,32 @@ async def test_an_endpoint_gets_what_it_names(method: str, path: str, answer: st
             method, path, content=b"body" if method == "POST" else None, headers={"x-user": "ada"}
         )
     assert (got.status_code, got.text) == (200, answer)
+
+
+@pytest.mark.parametrize("root_path", ["", "/behind/a/proxy"])
+@pytest.mark.parametrize("prefix", ["", "/api/v1"])
+def test_a_route_that_begins_otherwise_is_passed_over_and_no_other(prefix: str, root_path: str) -> None:
+    given = APIRouter(route_class=DirectRoute, prefix=prefix)
+    for path in ("/one", "/one/{name}", "/one/{name}/end", "/rest/{path:path}"):
+        given.add_api_route(path, caller, methods=["GET"])
+    asked = [
+        "/",
+        "/one",
+        "/one/",
+        "/on",
+        "/one/1",
+        "/one/1/end",
+        "/one/1/2/end",
+        "/rest/",
+        "/rest",
+        "/rest/a/b",
+        "/a/one",
+    ]
+    matched = 0
+    for route, path, method in itertools.product(given.routes, asked, ("GET", "POST")):
+        for before in {"", prefix, root_path, root_path + prefix}:
+            scope = {"type": "http", "path": before + path, "root_path": root_path, "method": method, "headers": []}
+            found, _ = route.matches(dict(scope))
+            assert found == APIRoute.matches(route, dict(scope))[0], (route.path, scope)
+            matched += found is not Match.NONE
+    assert matched > 0
