@@ -21,8 +21,8 @@ from agentic_backend.errors import BadRequest, UnknownType
 from agentic_backend.session.stream import Failed, Turn, TurnEvent
 from backend_kit.http import error_response
 
+_KIND = (b"content-type", b"text/event-stream; charset=utf-8")
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     # A proxy that compresses or buffers the events would delay them.
     (b"cache-control", b"no-store, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -57,7 +57,8 @@ class StreamWriter(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Headers of the answer beside those of every stream, in lower case."""
+        """Headers of the answer beside those of every stream, in lower case; a `content-type` where it is not one of
+        events."""
 
     @property
     def heartbeat(self) -> bytes:
@@ -197,7 +198,9 @@ class OpenStream(Response):
 
     async def _begin_answer(self, scope: Scope, send: Send) -> None:
         """Send the head of the answer."""
-        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._writer.headers]})
+        own = self._writer.headers
+        kind = () if any(name == b"content-type" for name, _ in own) else (_KIND,)
+        await send({"type": "http.response.start", "status": 200, "headers": [*kind, *_HEADERS, *own]})
         self._send_now = scope["state"].get("send_now")  # not of every server
 
     async def _catch_up(self, send: Send) -> None:

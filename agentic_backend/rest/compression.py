@@ -44,6 +44,7 @@ _OFFERED: Final[dict[Mode, tuple[Encoding, ...]]] = {
 }
 _TYPES: Final = ("text/", "application/json", "application/javascript", "image/svg+xml")
 _STREAMED: Final = b"text/event-stream"
+_AS_IT_IS: Final = b"no-transform"
 
 
 class Compression:
@@ -140,8 +141,12 @@ def _is_text(headers: MutableHeaders) -> bool:
 
 
 def _is_stream(head: Message) -> bool:
-    """Whether an answer is a stream of events: its head must not wait, as pieces are sent past this (`send_now`)."""
-    return any(name == b"content-type" and kind.startswith(_STREAMED) for name, kind in head.get("headers", ()))
+    """Whether an answer is a stream of events, or of anything that nobody may change on its way: its head must not
+    wait, as pieces are sent past this (`send_now`)."""
+    for name, said in head.get("headers", ()):
+        if (name == b"content-type" and said.startswith(_STREAMED)) or (name == b"cache-control" and _AS_IT_IS in said):
+            return True
+    return False
 
 
 async def _compressed(message: Message, compressor: Compressor) -> Message:

@@ -30,7 +30,7 @@ from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost,
 from agentic_backend.session.stream import Ask, Awaiting, Cancelled, Failed, Final, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
-from agentic_backend.session.watches import OnTurn, Watches
+from agentic_backend.session.watches import GONE, OnTurn, Watches
 from backend_kit.aio import TaskRegistry
 from backend_kit.auth import KeyScope, ScopeMissing
 from backend_kit.wire import Code, ServiceError
@@ -301,6 +301,7 @@ class TurnRegistry:
                 slot.running.cancel()
                 slot.running.forgotten = True
                 await slot.running.wait_ended()
+        self._watches.say(session_id, user_id, None, GONE)
         for key, turn in list(self._ended.items()):
             if key[0] == user_id and turn.ask.session_id == session_id:
                 self._drop(key)

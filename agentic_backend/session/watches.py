@@ -11,7 +11,8 @@ from agentic_backend.session.store import Elsewhere, NewestElsewhere
 _LOOK_S: Final = 1.0
 OnTurn = Callable[[str | None, int], None]
 """Called with the exchange of a turn that begins; or with None and the rank up to which the session has messages, where
-another instance has run turns of it."""
+another instance has run turns of it. With None and `GONE` the session is being deleted."""
+GONE: Final = -1
 
 
 class Watches:

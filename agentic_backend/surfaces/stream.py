@@ -30,8 +30,15 @@ async def turn_stream(
     cancels a turn whose ask says so. An ask that is refused becomes `writer.refuse`'s answer. With `after` the stream
     goes on behind the event of that number.
     """
-    code = await services.hub.refusal_of_stream(request, user_id)
-    if code is not None:
-        retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
-        return writer.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
+    refusal = await refusal_of_stream(services, request, user_id)
+    if refusal is not None:
+        return writer.refuse(request, refusal)
     return services.hub.event_stream(request, user_id, lambda: follow_of(begin(), after), writer)
+
+
+async def refusal_of_stream(services: DoorServices, request: Request, user_id: str) -> Failed | None:
+    """Why no further stream is opened; None: it may be, and counts from now on."""
+    code = await services.hub.refusal_of_stream(request, user_id)
+    if code is None:
+        return None
+    return Failed(code, refused=True, retry_after_ms=RETRY_S * 1000 if CODES[code].retryable else None)

@@ -166,6 +166,25 @@ async def test_the_rate_of_a_users_questions_holds_here(start_service, how):
         assert await status(service, "POST", f"/threads/{uuid4()}/runs/wait", headers_of("bob"), body) == 200
 
 
+async def test_who_waits_for_a_run_counts_as_its_streams_do(start_service):
+    limits = {"per_user": {"sockets": 1}}
+    async with start_service(SILENT, limits=limits, security=SECURITY, ai={"agents": [GEORGES]}) as service:
+        body, thread_id = {**asks("Georges"), "if_not_exists": "create"}, str(uuid4())
+        async with service.http.post(f"/threads/{thread_id}/runs", json=body, headers=headers_of("ann")) as response:
+            run = f"/threads/{thread_id}/runs/{(await response.json())['run_id']}"
+        async with service.http.get(f"{run}/stream", headers=headers_of("ann")) as stream:
+            assert stream.status == 200
+            for method, path in (
+                ("GET", f"{run}/join"),
+                ("POST", f"/threads/{uuid4()}/runs/wait"),
+                ("POST", "/runs/wait"),
+            ):
+                sent = {} if method == "GET" else {"json": body}
+                async with service.http.request(method, path, headers=headers_of("ann"), **sent) as response:
+                    assert (response.status, (await response.json())["code"]) == (429, "rate_limited"), path
+            assert await status(service, "POST", f"{run}/cancel?wait=1", headers_of("ann")) == 200
+
+
 async def test_a_page_of_an_authorized_origin_reads_the_door(start_service):
     page, other = "https://chat.example.com", "https://elsewhere.example.com"
     security = {**SECURITY, "authorized_origins": [page]}

@@ -1,6 +1,7 @@
 """LangGraph's SDK for Python, unmodified: what its users' code relies on beyond keys and statuses."""
 
 import asyncio
+import json
 from uuid import uuid4
 
 import pytest
@@ -144,6 +145,30 @@ async def test_a_cancelled_run_is_interrupted_and_what_it_said_stays(start_servi
         assert text.startswith(said.strip())
         with pytest.raises(NotFoundError):
             await client.runs.cancel(thread, run_id)
+
+
+@EACH
+async def test_who_waits_hears_white_space_until_the_values_are_there(start_service, agent):
+    async with (
+        start_service(ENDLESS, deadlines={"heartbeat_s": 2}, **AGENTS) as service,
+        client_of(service) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        thread = await thread_of(client)
+        headers = {"Accept-Encoding": "gzip, zstd"}
+        body = {"assistant_id": agent, "input": human("long")}
+        async with service.http.post(f"/threads/{thread}/runs/wait", json=body, headers=headers) as waits:
+            assert (waits.status, waits.content_type) == (200, "application/json")
+            assert await waits.content.readexactly(1) == b"\n"
+            run_id = (await client.runs.list(thread))[0]["run_id"]
+            by_sdk = group.create_task(client.runs.join(thread, run_id))
+            async with service.http.get(f"/threads/{thread}/runs/{run_id}/join", headers=headers) as joins:
+                assert await joins.content.readexactly(1) == b"\n"
+                await client.runs.cancel(thread, run_id, wait=True)
+                values = json.loads(await joins.read())
+            assert json.loads(await waits.read()) == values
+            assert await by_sdk == values
+        assert [kind for kind, _ in told(values)] == ["human", "ai"]
 
 
 @EACH

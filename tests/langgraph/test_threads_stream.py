@@ -348,6 +348,37 @@ async def test_a_chat_behind_a_balancer(database, mock_llm, tmp_path):
             assert len((await message).text.split()) == 5, number
 
 
+async def rest_of_deleted(at: ServiceClient, thread_id: str, deletes: ServiceClient) -> list[Any]:
+    """What a stream that waits says once its thread is deleted, until its end."""
+    async with at.http.post(f"/threads/{thread_id}/stream/events", json={"channels": ALL}) as response:
+        told = stream_events(response)
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in told:
+                if "data" in event and _ends(json.loads(event["data"])):
+                    break
+            async with deletes.http.delete(f"/threads/{thread_id}") as answer:
+                assert answer.status == 204
+            return [json.loads(event["data"]) async for event in told if "data" in event]
+
+
+async def test_the_streams_of_a_deleted_thread_end(start_service):
+    async with start_service("mock;tokens=3", **AGENTS) as service:
+        thread_id = str(uuid4())
+        await begin(service, thread_id, "hi")
+        (said,) = await rest_of_deleted(service, thread_id, service)
+        assert said["error"] == "session_not_found"
+        assert await service.wait_empty() == 0
+
+
+@pytest.mark.proxies
+async def test_the_streams_of_a_thread_end_that_another_instance_deletes(database, mock_llm, tmp_path):
+    async with several(database, mock_llm, tmp_path, "mock;tokens=5") as (_, (one, other)):
+        thread_id = str(uuid4())
+        await begin(one, thread_id, "hi")
+        (said,) = await rest_of_deleted(other, thread_id, one)
+        assert said["error"] == "session_not_found"
+
+
 @pytest.mark.proxies
 async def test_a_stream_hears_runs_of_another_instance(database, mock_llm, tmp_path):
     async with several(database, mock_llm, tmp_path, "mock;tokens=5;gap=30") as (_, (one, other)):

@@ -10,18 +10,18 @@ from starlette.responses import Response
 
 from agentic_backend.chat.follow import Follow
 from agentic_backend.chat.handshake import traceparent_of
-from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import AgentNotFound, ExchangeNotFound, MessageTooLong
 from agentic_backend.session.registry import TurnRegistry
-from agentic_backend.session.stream import Ask, Failed, HumanAnswer, Turn
+from agentic_backend.session.stream import Ask, HumanAnswer, Turn
 from agentic_backend.surfaces.agui.places import Position, Start, only_run, start_of_answer
 from agentic_backend.surfaces.agui.reading import RunInput, read_input
 from agentic_backend.surfaces.agui.stream import RunStream
 from agentic_backend.surfaces.agui.writing import RunNames
 from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
-from backend_kit.wire import CODES, ServiceError
+from backend_kit.wire import ServiceError
 
 _THREADS: Final = UUID("6a0c7a9e-5f8e-5d0b-9c43-5b7f4b1d2a60")
 """The namespace of this door's sessions."""
@@ -49,10 +49,9 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
     session_id = session_of(user_id, run.thread_id)
     ask = _ask(run, agent_id, session_id, user_id, request)
     stream = RunStream(_names(run, ask), position)
-    code = await services.hub.refusal_of_stream(request, user_id)
-    if code is not None:
-        retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
-        return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
+    refusal = await refusal_of_stream(services, request, user_id)
+    if refusal is not None:
+        return stream.refuse(request, refusal)
     told: Start | None = None
     try:
         if run.answer is None:

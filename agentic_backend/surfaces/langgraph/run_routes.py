@@ -2,29 +2,28 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope, Send
 
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.hub import RETRY_S
+from agentic_backend.chat.sse import StreamWriter
 from agentic_backend.session.models import graph_state_of
-from agentic_backend.session.stream import Failed, Turn
+from agentic_backend.session.stream import Failed, Payload, Turn
 from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.follow import Following
 from agentic_backend.surfaces.langgraph.asking import base_of, prepare, view_alone
 from agentic_backend.surfaces.langgraph.bodies import BODY, json_response
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of, response_of
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.reading import read_modes
 from agentic_backend.surfaces.langgraph.runs import delete_run, note_of, run_of, running, runs_of, view_of
-from agentic_backend.surfaces.langgraph.stream import Place, RunEvents, RunResult, RunView
+from agentic_backend.surfaces.langgraph.stream import Place, RunEvents, RunValues, RunView
 from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
-from backend_kit.wire import CODES, ServiceError, dumps
+from backend_kit.wire import dumps
 
 _STOP_S: Final = 5.0
 """How long a stop waits for what it has stopped: the text so far is then in the thread's history."""
@@ -79,7 +78,7 @@ def _add_followings(router: APIRouter, services: Callable[[], DoorServices], cal
         state = services()
         view = await view_of(state, identity, thread_id, run_id, ())
         path = f"/threads/{thread_id}/runs/{run_id}"
-        return _Waited(state, request, identity.uid, lambda: _found(state, identity, view), view, path)
+        return await _waited(state, request, identity, view, lambda: _found(state, identity, view), path)
 
     @router.get("/threads/{thread_id}/runs/{run_id}/stream")
     async def stream(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
@@ -106,7 +105,7 @@ def _add_followings(router: APIRouter, services: Callable[[], DoorServices], cal
         state = services()
         turn = _alone(state, run_id, identity)
         view = view_alone(state, turn.ask, ())
-        return _Waited(state, request, identity.uid, lambda: turn, view, f"/runs/{run_id}")
+        return await _waited(state, request, identity, view, lambda: turn, f"/runs/{run_id}")
 
 
 def _alone(services: DoorServices, run_id: str, identity: Identity) -> Turn:
@@ -169,7 +168,7 @@ async def _followed(services: DoorServices, request: Request, identity: Identity
 
 async def _awaited(services: DoorServices, request: Request, identity: Identity, thread_id: str | None) -> Response:
     begun = await prepare(services, request, identity, thread_id)
-    return _Waited(services, request, identity.uid, begun.begin, begun.view, begun.path)
+    return await _waited(services, request, identity, begun.view, begun.begin, begun.path)
 
 
 async def _listed(services: DoorServices, thread_id: str, request: Request, identity: Identity) -> list[dict[str, Any]]:
@@ -210,17 +209,7 @@ async def _streamed(
     place: Place | None,
 ) -> Response:
     load = base_of(services, view.thread_id, identity.uid)
-    stream = RunEvents(view, load, place, _headers(path, "stream"))
-    code = await services.hub.refusal_of_stream(request, identity.uid)
-    if code is not None:
-        retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
-        return stream.refuse(request, Failed(code, refused=True, retry_after_ms=retry_after_ms))
-
-    def follow() -> Follow:
-        turn = begin()
-        return Follow(turn, turn.shown_from)
-
-    return services.hub.event_stream(request, identity.uid, follow, stream)
+    return await _told(services, request, identity, begin, RunEvents(view, load, place, _headers(path, "stream")))
 
 
 def _headers(path: str, what: str) -> dict[str, str]:
@@ -235,60 +224,40 @@ async def settled(turn: Turn) -> None:
             break
 
 
-class _Waited(Response):
-    """The values of a run, once it has ended."""
-
-    def __init__(
-        self,
-        services: DoorServices,
-        request: Request,
-        user_id: str,
-        begin: Callable[[], Turn],
-        view: RunView,
-        path: str,
-    ) -> None:
-        super().__init__()
-        self._services = services
-        self._request = request
-        self._user_id = user_id
-        self._begin = begin
-        self._view = view
-        self._agent_id = ""
-        self._result = RunResult(view, base_of(services, view.thread_id, user_id))
-        self._given = _headers(path, "join")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request."""
-        on_gone = scope["state"]["on_gone"]
-        turn = self._begin()
-        self._agent_id = turn.ask.agent_id
-        with Following(turn, place=turn.shown_from, pace_s=math.inf) as following:
-            on_gone(following.leave)
-            try:
-                async for event in following:
-                    self._result.take(event)
-            finally:
-                on_gone(None)
-        if self._result.over:
-            await (await self._answer())(scope, receive, send)
-
-    async def _state(self) -> bytes | None:
-        """What a graph ended with, read from its states; None where the run left none."""
-        end, graph = self._result.end, self._services.catalog.graph(self._agent_id)
+async def _waited(
+    services: DoorServices,
+    request: Request,
+    identity: Identity,
+    view: RunView,
+    begin: Callable[[], Turn],
+    path: str,
+) -> Response:
+    async def state_of(agent_id: str, end: Payload) -> bytes | None:
+        """What a graph's run ended with, read from its states; None where it left none."""
+        graph = services.catalog.graph(agent_id)
         ref = graph_state_of(end.messages[-1], graph.id) if graph is not None and isinstance(end, Ended) else ""
         if graph is None or not ref:
             return None
-        state = await graph.state(self._view.thread_id, self._user_id, ref)
+        state = await graph.state(view.thread_id, identity.uid, ref)
         return None if state is None else dumps(state["values"])
 
-    async def _answer(self) -> Response:
-        if self._result.refused is not None:
-            return refusal_of(self._result.refused, self._request)
-        try:
-            said = await self._state() if self._result.lacks_state else None
-            return json_response(await self._result.json() if said is None else said, self._given)
-        except ServiceError as error:
-            return response_of(error, self._request)
+    values = RunValues(view, base_of(services, view.thread_id, identity.uid), state_of, _headers(path, "join"))
+    return await _told(services, request, identity, begin, values)
+
+
+async def _told(
+    services: DoorServices, request: Request, identity: Identity, begin: Callable[[], Turn], writer: StreamWriter
+) -> Response:
+    """What a writer says of a turn, from the first event of it that is shown."""
+    refusal = await refusal_of_stream(services, request, identity.uid)
+    if refusal is not None:
+        return writer.refuse(request, refusal)
+
+    def follow() -> Follow:
+        turn = begin()
+        return Follow(turn, turn.shown_from)
+
+    return services.hub.event_stream(request, identity.uid, follow, writer)
 
 
 def _number(said: str | None, name: str, otherwise: int) -> int:

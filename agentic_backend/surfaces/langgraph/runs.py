@@ -197,6 +197,9 @@ def note_of(turn: Turn) -> Mapping[str, Any]:
 
 async def run_of(services: DoorServices, session: Session, run_id: str) -> RunInfo:
     """A run of a thread. Raises `NoThread`."""
+    turn = services.registry.find(run_id, session.user_id)
+    if turn is not None and not turn.ended and (turn.ask.session_id, turn.ask.human) == (session.id, None):
+        return running(turn)  # whoever looks again and again until it has ended reads no history
     found = next((run for run in await runs_of(services, session) if run.run_id == run_id), None)
     if found is None:
         raise NoThread("There is no such run.", "run_id")

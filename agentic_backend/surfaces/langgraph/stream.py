@@ -62,6 +62,8 @@ _CHUNK: Final = (
 LoadBase = Callable[[int, int | None], Awaitable[bytes]]
 """Reads the messages of the thread below a rank, up to another one where the run begins behind that, as the elements of
 a JSON array."""
+LoadState = Callable[[str, Payload], Awaitable[bytes | None]]
+"""Reads the state as JSON that a hosted graph's turn left which ended so, by the agent's id; None: it left none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,7 @@ class RunEvents:
         self, view: RunView, load_base: LoadBase, place: Place | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         """`headers` of the answer, beside those of every stream."""
-        self.headers: Sequence[tuple[bytes, bytes]] = [
-            (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
-        ]
+        self.headers = _encoded_headers(headers)
         self.over = False
         self.owed: Callable[[], Awaitable[bytes]] | None = None
         self._view = view
@@ -181,8 +181,7 @@ class RunEvents:
             self._base = await self._load_base(first, behind)
         except ServiceError as error:
             self.over = True
-            told = {"error": error.code.value, "message": message_for(error.code)}
-            return b"event: error\ndata: %b\n\n" % dumps(told)
+            return b"event: error\ndata: %b\n\n" % _told_error(error)
         finally:
             held, self._held, self.owed = self._held, [], None
         return self._encoded(held)
@@ -512,54 +511,72 @@ def _call_chunk(part: Part, index: int) -> dict[str, Any]:
     return {**about, "type": "tool_call_chunk"}
 
 
-class RunResult:
-    """What a run comes to: its values at its end, for those who do not follow its events."""
+class RunValues:
+    """What a run comes to: its values at its end, as JSON, for those who do not follow its events. White space goes
+    before them while that takes long. Implements `StreamWriter`."""
 
-    def __init__(self, view: RunView, load_base: LoadBase) -> None:
+    heartbeat = b"\n"
+
+    def __init__(
+        self, view: RunView, load_base: LoadBase, load_state: LoadState, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`load_state` reads the state of a hosted graph; `headers` of the answer, beside those of every stream."""
+        self.headers = [(b"content-type", b"application/json"), *_encoded_headers(headers)]
+        self.over = False
+        self.owed: Callable[[], Awaitable[bytes]] | None = None
         self._view = view
         self._load_base = load_base
+        self._load_state = load_state
         self._told = RunTeller(view)
         self._values: Snapshot | bytes | None = None
         self._error: bytes | None = None
-        self.end: Payload | None = None
-        """What its turn ended with."""
-        self.refused: Failed | None = None
-        """Why its turn did not begin."""
+        self._ended: tuple[str, Payload] | None = None
 
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended."""
-        return self._told.over
-
-    def take(self, event: TurnEvent) -> None:
-        """Take the next event of the run's turn."""
-        payload = event.payload
-        if event.terminal:
-            self.end = payload
-        if isinstance(payload, Failed) and payload.refused:
-            self.refused = payload
+    def write(self, turn: Turn, event: TurnEvent) -> bytes:
+        """See `StreamWriter`."""
         for one in self._told.take(event):
             if one.name == b"values":
                 self._values = one.data
             elif one.name == b"error" and isinstance(one.data, bytes):
                 self._error = one.data.strip()
+        if self._told.over or (turn.ended and event.seq == turn.events[-1].seq):
+            self._ended, self.owed = (turn.ask.agent_id, event.payload), self._say
+        return b""
 
-    @property
-    def lacks_state(self) -> bool:
-        """Whether a graph's own state was not told, but only its messages are known."""
-        return self._view.graph and self._error is None and not isinstance(self._values, bytes)
+    def refuse(self, request: Request, failure: Failed) -> Response:
+        """See `StreamWriter`."""
+        return refusal_of(failure, request)
 
-    async def json(self) -> bytes:
-        """The values as JSON, `__interrupt__` among them where it asks a person; `__error__` alone where it failed.
+    async def _say(self) -> bytes:
+        """The values, `__interrupt__` among them where the run asks a person; `__error__` alone where it failed, or
+        they cannot be read."""
+        self.over = True
+        try:
+            return await self._said()
+        except ServiceError as error:
+            return b'{"__error__":%b}' % _told_error(error)
+        finally:
+            self.owed = None
 
-        May raise `HistoryUnavailable`.
-        """
+    async def _said(self) -> bytes:
         if self._error is not None:
             return b'{"__error__":%b}' % self._error
         values = self._values or Snapshot(b"")
+        if self._view.graph and isinstance(values, Snapshot) and self._ended is not None:
+            # The graph's own state was not told: only its messages are known.
+            state = await self._load_state(*self._ended)
+            values = values if state is None else state
         if isinstance(values, bytes):
             return values.strip()
         base = self._view.base
         if base is None:
             base = await self._load_base(self._told.first_rank, self._told.behind)
         return b'{"messages":[%b]%b}' % (b",".join(filter(None, (base, values.run))), values.beside)
+
+
+def _encoded_headers(headers: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+
+
+def _told_error(error: ServiceError) -> bytes:
+    return dumps({"error": error.code.value, "message": message_for(error.code)})

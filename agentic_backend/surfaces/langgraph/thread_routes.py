@@ -7,13 +7,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from agentic_backend.chat.frames import CleanText
-from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import NotAwaiting
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Failed
 from agentic_backend.surfaces.langgraph.asking import Begun, prepare, waiting_in
 from agentic_backend.surfaces.langgraph.bodies import BODY, RequestBody, checked_body, json_response, read_body
-from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of
+from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
 from agentic_backend.surfaces.langgraph.names import session_of_thread
 from agentic_backend.surfaces.langgraph.people import interrupts
 from agentic_backend.surfaces.langgraph.run_routes import settled
@@ -22,8 +21,9 @@ from agentic_backend.surfaces.langgraph.thread_events import CHANNELS, EventsWan
 from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter, read_join_modes
 from agentic_backend.surfaces.langgraph.thread_turns import ThreadTurns, before_in
 from agentic_backend.surfaces.services import DoorServices
+from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
-from backend_kit.wire import CODES, ServiceError, dumps, message_for
+from backend_kit.wire import ServiceError, dumps, message_for
 
 _MAX_SEQ: Final = (1 << 53) - 1
 _MAX_DIGITS: Final = 16
@@ -108,10 +108,9 @@ async def _streamed(
     writer: ThreadWriter,
     turns: ThreadTurns,
 ) -> Response:
-    code = await services.hub.refusal_of_stream(request, session.user_id)
-    if code is not None:
-        retry_after_ms = RETRY_S * 1000 if CODES[code].retryable else None
-        return refusal_of(Failed(code, refused=True, retry_after_ms=retry_after_ms), request)
+    refusal = await refusal_of_stream(services, request, session.user_id)
+    if refusal is not None:
+        return writer.refuse(request, refusal)
     return services.hub.series_stream(request, identity, session.id, turns, writer, writer.failed)
 
 

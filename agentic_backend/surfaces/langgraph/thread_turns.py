@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from agentic_backend.errors import SessionNotFound
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Turn
+from agentic_backend.session.watches import GONE
 from agentic_backend.surfaces.langgraph.messages import Transcript
 from agentic_backend.surfaces.langgraph.states import ROOT_RANK, told
 from agentic_backend.surfaces.langgraph.thread_events import Before, LoadBefore, ThreadWriter, has_end, rank_of
@@ -42,6 +44,7 @@ class ThreadTurns:
         self._due: deque[str] = deque()
         self._looked = False
         self._run_up_to = 0
+        self._gone = False
         self._notice: Callable[[], None] = lambda: None
         self._stop: Callable[[], None] = lambda: None
 
@@ -56,6 +59,8 @@ class ThreadTurns:
 
     async def next(self) -> Turn | None:
         """See `Series`."""
+        if self._gone:
+            raise SessionNotFound
         if not self._looked:
             self._looked = True
             self._add_first(await self._not_told())
@@ -71,6 +76,7 @@ class ThreadTurns:
         if exchange_id is not None and exchange_id not in self._due:
             self._due.append(exchange_id)
         self._run_up_to = max(self._run_up_to, next_rank)
+        self._gone = self._gone or next_rank == GONE
         self._notice()
 
     def _add_first(self, exchange_ids: Iterable[str]) -> None:

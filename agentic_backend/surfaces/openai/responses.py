@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.events import ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
@@ -46,9 +45,9 @@ from agentic_backend.surfaces.openai.response_request import ResponseRequest, re
 from agentic_backend.surfaces.openai.response_stream import ResponseStream
 from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import turn_stream
+from agentic_backend.surfaces.stream import refusal_of_stream, turn_stream
 from backend_kit.auth import AuditAction, AuditEvent, Identity
-from backend_kit.wire import CODES, dumps
+from backend_kit.wire import dumps
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -227,10 +226,9 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     part = await _found(services, request, identity, response_id)
     if not streams:
         return _json(part.as_it_is(page), {})
-    code = await services.hub.refusal_of_stream(request, identity.uid)
-    if code is not None:
-        after_s = RETRY_S * 1000 if CODES[code].retryable else None
-        return failed(failure_of(Failed(code, refused=True, retry_after_ms=after_s)), {})
+    refusal = await refusal_of_stream(services, request, identity.uid)
+    if refusal is not None:
+        return failed(failure_of(refusal), {})
     place, events = (part.place, part.events(page)) if after is None else part.behind(after, page)
     stream = ResponseStream(events, {}, -1 if after is None else after)
     return services.hub.event_stream(request, identity.uid, lambda: Follow(part.turn, place), stream)

@@ -13,13 +13,14 @@ from agentic_backend.session.stream import (
     Cancelled,
     CustomSaid,
     Failed,
+    Final,
     GraphSaid,
     TextDelta,
     ThoughtDelta,
     Whole,
 )
 from agentic_backend.surfaces.langgraph.messages import NOTE
-from agentic_backend.surfaces.langgraph.stream import MODES, Place, RunEvents, RunResult, RunView
+from agentic_backend.surfaces.langgraph.stream import MODES, Place, RunEvents, RunValues, RunView
 from backend_kit.wire import Code
 from tests.agentic_backend.surfaces.agui.turns import (
     QUESTION,
@@ -350,13 +351,19 @@ def test_a_run_that_is_cut_at_any_event_goes_on_there(seed):
             assert joined([*events[: cut + 1], *rest]) == joined(whole), number
 
 
-def result(turn, view=VIEW):
+async def _no_state(_agent_id, _end):
+    return None
+
+
+def result(turn, view=VIEW, load_base=_base, load_state=_no_state):
     """What waiting for a run gives."""
-    waited = RunResult(view, _base)
+    values = RunValues(view, load_base, load_state)
     for event in turn.events:
-        waited.take(event)
-    assert waited.over
-    return json.loads(asyncio.run(waited.json()))
+        if values.owed is None:
+            assert (values.write(turn, event), values.over) == (b"", False)
+    said = asyncio.run(values.owed())
+    assert (values.over, values.owed) == (True, None)
+    return json.loads(values.heartbeat + said)
 
 
 def test_the_result_of_a_run_is_its_last_state():
@@ -367,10 +374,29 @@ def test_the_result_of_a_run_is_its_last_state():
     assert failed == {"__error__": {"error": "internal", "message": "Something went wrong on our side."}}
 
 
-def test_a_refusal_is_kept_for_its_answer():
-    refused = Failed(Code.OVERLOADED, refused=True)
-    waited = RunResult(VIEW, _base)
-    turn = turn_of(refused)
-    waited.take(turn.events[0])
-    assert waited.refused is refused
-    assert waited.over
+def test_each_run_of_an_exchange_has_values_of_its_own():
+    first = [Accepted(), question(), TextDelta(1, "final", "So"), awaiting()]
+    turn = turn_of(*_went_on(), human={"choice_id": "allow"}, before=turn_of(*first))
+    asked, went_on = result(turn), result(turn, RunView("r2", "s", "e1", "k:1", ALL))
+    assert [one["id"] for one in asked["__interrupt__"]] == ["i1"]
+    assert [one["id"] for one in went_on["messages"]] == ["before", "e1.0", "e1.3"]
+    # Of a run that never was there is nothing but what was said before.
+    assert [one["id"] for one in result(turn, RunView("r3", "s", "e1", "k:9", ALL))["messages"]] == ["before"]
+
+
+def test_a_graph_whose_state_was_not_told_has_it_read():
+    async def state_of(agent_id, end):
+        assert (agent_id, type(end)) == ("Georges", Final)
+        return b'{"count":1}'
+
+    graph = replace(VIEW, graph=True)
+    assert result(turn_of(*plain_run()), graph, load_state=state_of) == {"count": 1}
+    assert [one["id"] for one in result(turn_of(*plain_run()), graph)["messages"]] == ["before", "e1.0", "e1.9"]
+
+
+def test_values_that_cannot_be_read_are_an_error():
+    async def base(_below, _behind):
+        raise HistoryUnavailable("away")
+
+    said = result(turn_of(*plain_run()), load_base=base)
+    assert said["__error__"]["error"] == "history_unavailable"
