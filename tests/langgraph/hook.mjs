@@ -12,14 +12,17 @@ const { useStream } = await import("@langchain/langgraph-sdk/react");
 function load() {
   const gone = new AbortController();
   const requests = [];
+  const stops = [];
   const fetches = async (url, init = {}) => {
     if (gone.signal.aborted) return new Promise(() => {});
     const { pathname, search } = new URL(url);
     requests.push({ method: init.method ?? "GET", path: pathname + search, body: parsed(init.body) });
     const signal = init.signal ? AbortSignal.any([init.signal, gone.signal]) : gone.signal;
-    return fetch(url, { ...init, signal });
+    const answer = fetch(url, { ...init, signal });
+    if (pathname.endsWith("/cancel")) stops.push(answer);
+    return answer;
   };
-  return { fetches, requests, end: () => gone.abort(LEFT) };
+  return { fetches, requests, stops, end: () => gone.abort(LEFT) };
 }
 
 function parsed(body) {
@@ -76,8 +79,10 @@ const parentOf = (index) => {
 const RESUMABLE = { streamMode: ["values"], streamSubgraphs: true, streamResumable: true };
 
 const does = {
-  /** A new page; `reload`: the same tab, whose storage it has. */
-  open: ({ reload, ...options }) => {
+  /** A new page; `reload`: the same tab, whose storage it has. Nobody leaves a page before a stop has been sent: the hook
+   * does not wait for that. */
+  open: async ({ reload, ...options }) => {
+    await Promise.allSettled(page.stops);
     root?.unmount();
     page.end();
     page = load();
