@@ -39,7 +39,9 @@ JUDGED = {
     ("Sammy", "Add a note: water the plants on Friday"): ("Note 1 is kept: water the plants on Friday",),
 }
 """Each starter of each agent, with what its answer must say. A starter without an entry fails."""
-MARKUP = re.compile(r"^\s*(?:[-*+]\s|[|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
+MARKUP = re.compile(r"^\s*(?:[-*+|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
+NO_PROSE = re.compile(r"^\s*(?:[-*+]\s|[|#>]|\d+[.)]\s|```|~~~| {4}|\t)", re.MULTILINE)
+"""The same, but for a paragraph that begins in bold."""
 CITED = re.compile(r"\s*\[(\d+)\]")
 
 
@@ -132,7 +134,7 @@ def prose_of(document: str) -> list[str]:
     """The paragraphs of a document that are neither headings, lists, tables nor code."""
     without_code = re.sub(r"^(```|~~~).*?^\1.*?$", "", document, flags=re.MULTILINE | re.DOTALL)
     paragraphs = re.split(r"\n\s*\n", re.sub(r"^#.*$", "\n", without_code, flags=re.MULTILINE))
-    return [plain(one) for one in paragraphs if not MARKUP.search(one.strip("\n"))]
+    return [plain(one) for one in paragraphs if not NO_PROSE.search(one.strip("\n"))]
 
 
 @pytest.mark.parametrize(("agent", "starter"), JUDGED, ids=lambda value: value)
