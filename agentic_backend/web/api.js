@@ -104,12 +104,20 @@ export class Api {
   }
 
   /**
+   * What the person may do, as `resource:action`.
+   * @returns {Promise<string[]>}
+   */
+  permissions() {
+    return this.call("GET", "config/permissions");
+  }
+
+  /**
    * The agents that may be asked.
    * @returns {Promise<Agent[]>}
    */
   async agents() {
     /** @type {Agent[]} */
-    const agents = await this.#call("GET", "agents");
+    const agents = await this.call("GET", "agents");
     return agents.filter((agent) => agent.enabled !== false);
   }
 
@@ -119,7 +127,7 @@ export class Api {
    * @returns {Promise<Session[]>}
    */
   sessions(words = "") {
-    return this.#call("GET", words === "" ? "chatbot/sessions" : `chatbot/sessions?${new URLSearchParams({ q: words })}`);
+    return this.call("GET", words === "" ? "chatbot/sessions" : `chatbot/sessions?${new URLSearchParams({ q: words })}`);
   }
 
   /**
@@ -129,7 +137,7 @@ export class Api {
    * @returns {Promise<{name: string, blob: Blob}>}
    */
   async exported(id, format) {
-    const response = await this.#send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    const response = await this.send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
     const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
     return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
@@ -141,7 +149,7 @@ export class Api {
    * @returns {Promise<Feedback[]>}
    */
   feedback(sessionId) {
-    return this.#call("GET", `chatbot/feedback?${new URLSearchParams({ session_id: sessionId })}`);
+    return this.call("GET", `chatbot/feedback?${new URLSearchParams({ session_id: sessionId })}`);
   }
 
   /**
@@ -149,12 +157,12 @@ export class Api {
    * @param {{sessionId: string, messageId: string, agentName: string, rating: number}} feedback
    */
   giveFeedback({ sessionId, messageId, agentName, rating }) {
-    return this.#call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
+    return this.call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
   }
 
   /** @param {string} id */
   takeFeedbackBack(id) {
-    return this.#call("DELETE", `chatbot/feedback/${encodeURIComponent(id)}`);
+    return this.call("DELETE", `chatbot/feedback/${encodeURIComponent(id)}`);
   }
 
   /**
@@ -163,7 +171,7 @@ export class Api {
    * @returns {Promise<Session>}
    */
   createSession(agentId) {
-    return this.#call("POST", "chatbot/session", { agent_id: agentId });
+    return this.call("POST", "chatbot/session", { agent_id: agentId });
   }
 
   /**
@@ -172,7 +180,7 @@ export class Api {
    * @param {Preferences} preferences
    */
   setPreferences(id, preferences) {
-    return this.#call("PUT", `chatbot/session/${encodeURIComponent(id)}/preferences`, { preferences });
+    return this.call("PUT", `chatbot/session/${encodeURIComponent(id)}/preferences`, { preferences });
   }
 
   /**
@@ -180,7 +188,7 @@ export class Api {
    * @param {string} id
    */
   deleteSession(id) {
-    return this.#call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);
+    return this.call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);
   }
 
   /**
@@ -198,7 +206,7 @@ export class Api {
     const form = new FormData();
     form.append("session_id", sessionId);
     form.append("file", file);
-    return this.#call("POST", "chatbot/upload", form, UPLOAD_DEADLINE_MS);
+    return this.call("POST", "chatbot/upload", form, UPLOAD_DEADLINE_MS);
   }
 
   /**
@@ -209,7 +217,7 @@ export class Api {
   async removeAttachment(sessionId, id) {
     const of = new URLSearchParams({ session_id: sessionId });
     try {
-      await this.#call("DELETE", `chatbot/upload/${encodeURIComponent(id)}?${of}`);
+      await this.call("DELETE", `chatbot/upload/${encodeURIComponent(id)}?${of}`);
     } catch (error) {
       if (!(error instanceof ApiError) || error.code !== "attachment_not_found") throw error;
     }
@@ -223,7 +231,7 @@ export class Api {
    */
   history(id, { limit, offset = 0 }) {
     const window = new URLSearchParams({ limit: String(limit), offset: String(offset) });
-    return this.#call("GET", `chatbot/session/${encodeURIComponent(id)}/history?${window}`);
+    return this.call("GET", `chatbot/session/${encodeURIComponent(id)}/history?${window}`);
   }
 
   /**
@@ -233,7 +241,7 @@ export class Api {
    * @returns {Promise<Passage>}
    */
   passage(documentUid, chunkUid) {
-    return this.#call("GET", `documents/${encodeURIComponent(documentUid)}/chunks/${encodeURIComponent(chunkUid)}`);
+    return this.call("GET", `documents/${encodeURIComponent(documentUid)}/chunks/${encodeURIComponent(chunkUid)}`);
   }
 
   /**
@@ -241,18 +249,18 @@ export class Api {
    * @param {string} documentUid
    */
   async documentText(documentUid) {
-    const { content } = await this.#call("GET", `documents/${encodeURIComponent(documentUid)}/markdown`);
+    const { content } = await this.call("GET", `documents/${encodeURIComponent(documentUid)}/markdown`);
     return String(content);
   }
 
   /**
-   * Once more with a newer token where the service refused this one.
+   * Sends a request below `/agentic/v1`; once more with a newer token where the service refused this one.
    * @param {string} method
    * @param {string} path
    * @param {unknown} [body]
    * @param {number} deadlineMs
    */
-  async #send(method, path, body, deadlineMs = DEADLINE_MS) {
+  async send(method, path, body, deadlineMs = DEADLINE_MS) {
     const { token } = this.#credentials;
     const response = await this.#sendOnce(method, path, body, deadlineMs);
     if (response.status !== 401) return response;
@@ -276,14 +284,15 @@ export class Api {
   }
 
   /**
+   * The decoded body of a request's answer; null where it has none. Rejects with ApiError for any failure.
    * @param {string} method
    * @param {string} path
    * @param {unknown} [body]
    * @param {number} deadlineMs
    * @returns {Promise<any>}
    */
-  async #call(method, path, body, deadlineMs = DEADLINE_MS) {
-    const response = await this.#send(method, path, body, deadlineMs);
+  async call(method, path, body, deadlineMs = DEADLINE_MS) {
+    const response = await this.send(method, path, body, deadlineMs);
     const text = await reached(() => response.text());
     if (response.status === 204) return null;
     const value = decode(text);

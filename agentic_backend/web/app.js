@@ -11,11 +11,13 @@
  * @import { Agent, Attachment, Session } from "./api.js"
  * @import { Said } from "./hitl.js"
  * @import { ConnectionState, Failure, Snapshot, Status } from "./protocol.js"
- * @import { Place } from "./sources.js"
+ * @import { Place } from "./places.js"
+ * @import { Place as Passage } from "./sources.js"
  */
 
 import { Api, ApiError, Credentials } from "./api.js";
 import { Login } from "./login.js";
+import { PLACES, Places } from "./places.js";
 import { backoffMs, isCutOff, SocketClient, Turn } from "./protocol.js";
 import { placeInAddress, placeOf } from "./sources.js";
 import { errorText } from "./texts.js";
@@ -93,6 +95,9 @@ class App {
   /** @type {BroadcastChannel|null} */
   #tabs = null;
   #login;
+  #places;
+  /** @type {Set<string>} what the person may do, as `resource:action` */
+  #permissions = new Set();
 
   constructor() {
     const credentials = new Credentials();
@@ -129,6 +134,14 @@ class App {
       detach: (attachment) => this.#detach(attachment),
       openSource: (source, claim) => this.#openDocument({ ...placeOf(source), claim }),
     });
+    this.#places = new Places(this.#view.placeHost, {
+      api: this.#api,
+      permissions: this.#permissions,
+      announce: (text) => this.#view.announce(text),
+      notify: (text, retry) => this.#view.notify(text, retry),
+      goTo: (hash) => this.#leaveTo(hash),
+      ask: (question) => this.#prepare(question),
+    });
   }
 
   async start() {
@@ -148,6 +161,7 @@ class App {
     this.#openFirst();
     this.#loadAgents();
     this.#loadSessions();
+    this.#loadPermissions();
     this.#openAddressedDocument();
   }
 
@@ -167,7 +181,7 @@ class App {
 
   // ---- documents ----
 
-  /** @param {Place & {claim?: string}} place */
+  /** @param {Passage & {claim?: string}} place */
   #openDocument(place) {
     const { documentUid, chunkUid } = place;
     return this.#view.reader.open(place, {
@@ -206,6 +220,21 @@ class App {
       this.#showAgents();
     }, () => this.#loadAgents());
     return this.#agentsLoaded;
+  }
+
+  /** Without them the page offers what everybody may do; the service decides in any case. */
+  async #loadPermissions() {
+    try {
+      for (const permission of await this.#api.permissions()) this.#permissions.add(permission);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
+    this.#showPlaces();
+  }
+
+  #showPlaces(current = placeAt(location.hash)?.place) {
+    const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
+    this.#view.showPlaces(open, current?.name ?? null);
   }
 
   async #loadSessions() {
@@ -479,9 +508,34 @@ class App {
     this.#freshDraft = "";
   }
 
+  /** @param {string} question */
+  #prepare(question) {
+    this.#freshDraft = question;
+    this.#leaveTo("#/");
+  }
+
   #openFromAddress() {
+    const at = placeAt(location.hash);
+    this.#showPlaces(at?.place);
+    if (at !== null) {
+      this.#goToPlace(at);
+      return;
+    }
+    this.#places.leave();
     const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
     this.#open(match === null ? null : match[1]);
+  }
+
+  /** @param {{place: Place, rest: string}} at */
+  #goToPlace({ place, rest }) {
+    this.#keepDraft();
+    this.#currentId = null;
+    this.#view.draft = this.#freshDraft;
+    this.#view.clearNotice();
+    this.#view.showPlace(place.title());
+    this.#showBusy();
+    this.#showSessions();
+    this.#places.show(place, rest);
   }
 
   /** @param {string|null} id */
@@ -1010,6 +1064,16 @@ class App {
       this.#view.notify(errorText(error.failure), error.retryable ? again : null);
     }
   }
+}
+
+/**
+ * The place that an address leads to, and what stands behind its name; null for one of a conversation.
+ * @param {string} hash
+ */
+function placeAt(hash) {
+  const [, name, rest = ""] = /^#\/([a-z]+)(?:\/(.*))?$/.exec(hash) ?? [];
+  const place = PLACES.find((one) => one.name === name);
+  return place === undefined ? null : { place, rest };
 }
 
 /** @type {Partial<Record<Status, string>>} */

@@ -5,6 +5,7 @@
  * @import { IconName } from "./dom.js"
  * @import { Claims } from "./oidc.js"
  * @import { ConnectionState, Turn } from "./protocol.js"
+ * @import { Place } from "./places.js"
  * @import { Words } from "./texts.js"
  * @import { TurnActions } from "./turns.js"
  */
@@ -75,7 +76,7 @@ const CONNECTIONS = {
  * @property {HTMLDialogElement} delete-dialog
  * @typedef {"attach"|"attachments"} AttachmentIds
  * @typedef {"title"|"exports"|"export-md"|"export-json"|"welcome"|"loading"|"earlier"|"log"|"turns"|"suggestions"
- *   |"to-end"} LogIds
+ *   |"to-end"|"place"|"places"} LogIds
  * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"delete-name"}
  *   SidebarIds
  * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|AttachmentIds} ComposerIds
@@ -182,6 +183,7 @@ export class View {
    * @param {{loading?: boolean, hasEarlier?: boolean}} state
    */
   showConversation(session, turns, { loading = false, hasEarlier = false } = {}) {
+    this.#leavePlace();
     this.showTitle(session);
     this.#nodes.welcome.hidden = session !== null;
     this.#nodes.loading.hidden = !loading;
@@ -192,6 +194,46 @@ export class View {
     this.closeDrawer();
     this.#follow();
     requestAnimationFrame(() => this.#nodes.log.removeAttribute("aria-busy"));
+  }
+
+  // ---- places ----
+
+  /** The node in which a place shows itself. */
+  get placeHost() {
+    return this.#nodes.place;
+  }
+
+  /**
+   * The links to the places.
+   * @param {Place[]} places
+   * @param {string|null} current
+   */
+  showPlaces(places, current) {
+    const links = places.map(({ name, title }) => {
+      const link = el("a", { href: `#/${name}`, "aria-current": name === current ? "page" : null }, title());
+      return el("li", {}, link);
+    });
+    this.#nodes.places.firstElementChild?.replaceChildren(...links);
+    this.#nodes.places.hidden = places.length === 0;
+  }
+
+  /**
+   * A place instead of a conversation.
+   * @param {string} title
+   */
+  showPlace(title) {
+    this.#nodes.title.textContent = title;
+    document.title = `${title} · Turnwise`;
+    this.#nodes.exports.hidden = true;
+    this.#nodes.main.classList.add("at-place");
+    this.#nodes.place.hidden = false;
+    this.closeDrawer();
+    this.#nodes.place.focus();
+  }
+
+  #leavePlace() {
+    this.#nodes.main.classList.remove("at-place");
+    this.#nodes.place.hidden = true;
   }
 
   hideLoading() {

@@ -182,6 +182,7 @@ class FakeServer:
         """The routes that the page uses."""
         routes = [
             Route(f"{BASE}/config/frontend_settings", self._settings),
+            Route(f"{BASE}/config/permissions", self._permissions),
             Route(f"{BASE}/agents", self._agents),
             Route(f"{BASE}/chatbot/sessions", self._list),
             Route(f"{BASE}/chatbot/session", self._create, methods=["POST"]),
@@ -199,6 +200,9 @@ class FakeServer:
     async def _settings(self, _request: Request) -> Response:
         user_auth = {"enabled": False, "realm_url": None, "client_id": None}
         return JSONResponse({"user_auth": user_auth, "limits": {"max_attached_file_size_mb": 50}})
+
+    async def _permissions(self, _request: Request) -> Response:
+        return JSONResponse([])
 
     async def _agents(self, _request: Request) -> Response:
         return JSONResponse(self.agents)

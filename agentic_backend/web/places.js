@@ -1,0 +1,86 @@
+/**
+ * What the page shows beside conversations: each place is a module of its own, fetched when it is first gone to, under
+ * an address of its own (`#/live`).
+ */
+
+/** @import { Api } from "./api.js" */
+/** @import { Words } from "./texts.js" */
+import { el } from "./dom.js";
+import { catalogue } from "./i18n.js";
+
+const t = catalogue({
+  en: { missing: "This part of the page could not be loaded. Reload the page to try again." },
+  fr: { missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer." },
+});
+
+/**
+ * What a place may use of the page.
+ * @typedef {object} Page
+ * @property {Api} api
+ * @property {Set<string>} permissions of the person, as `resource:action`
+ * @property {(text: string) => void} announce says something to screen readers
+ * @property {(text: Words, retry?: (() => void)|null) => void} notify shows a failure that belongs to nothing else
+ * @property {(hash: string) => void} goTo another address of the page
+ * @property {(question: string) => void} ask begins a conversation with a question in its composer
+ */
+
+/**
+ * A place: shows itself in `host` and returns what ends it when the person leaves (timers, requests).
+ * @typedef {object} Place
+ * @property {string} name of its address
+ * @property {() => string} title
+ * @property {string|null} permission without which nobody is led there; null for everybody
+ * @property {string|null} [style] its style sheet below web/
+ * @property {() => Promise<{show: (host: HTMLElement, page: Page, rest: string) => () => void}>} load
+ */
+
+/** @type {Place[]} */
+export const PLACES = [];
+
+/** Shows one place at a time in a host; `leave` ends it. */
+export class Places {
+  #host;
+  #page;
+  /** @type {() => void} */
+  #end = () => {};
+  #visits = 0;
+
+  /** @param {HTMLElement} host @param {Page} page */
+  constructor(host, page) {
+    this.#host = host;
+    this.#page = page;
+  }
+
+  /**
+   * @param {Place} place
+   * @param {string} rest what stands behind its name in the address
+   */
+  async show(place, rest) {
+    this.leave();
+    const visit = this.#visits;
+    this.#addStyle(place);
+    try {
+      const { show } = await place.load();
+      if (visit !== this.#visits) return; // the person has gone on meanwhile
+      this.#end = show(this.#host, this.#page, rest);
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error; // a module that cannot be fetched
+      this.#host.replaceChildren(el("p", { class: "hint" }, t("missing")));
+    }
+  }
+
+  leave() {
+    this.#visits += 1;
+    this.#end();
+    this.#end = () => {};
+    this.#host.replaceChildren();
+  }
+
+  /** @param {Place} place */
+  #addStyle({ style = null }) {
+    if (style === null) return;
+    const href = new URL(style, import.meta.url).href;
+    const known = [.../** @type {NodeListOf<HTMLLinkElement>} */ (document.querySelectorAll("link[rel=stylesheet]"))];
+    if (!known.some((link) => link.href === href)) document.head.append(el("link", { rel: "stylesheet", href }));
+  }
+}
