@@ -1,0 +1,218 @@
+/** Asking: a question is sent, stopped, asked again, or answered in the place of the agent. */
+
+/**
+ * @import { App } from "./app.js"
+ * @import { Said } from "./hitl.js"
+ * @import { Conversation } from "./state.js"
+ */
+import { ApiError } from "./api.js";
+import { Turn } from "./protocol.js";
+import { passOver } from "./state.js";
+import { errorText } from "./texts.js";
+
+/** What the person asks, and answers to an agent. */
+export class Asking {
+  #app;
+  creating = false;
+
+  /** @param {App} app */
+  constructor(app) {
+    this.#app = app;
+  }
+
+  /** @param {string} text */
+  async send(text) {
+    if (!(await this.#app.entered)) return;
+    if (this.#app.agents.chosenAgentId === null) await this.#app.agents.agentsLoaded; // who asks at once is not told that there is none
+    if (this.creating || this.#app.state.current?.running !== undefined) return;
+    const agentId = this.#app.agents.chosenAgentId;
+    if (agentId === null) {
+      this.#app.view.notify({ title: "There is no agent to ask", message: "" }, () => this.#app.agents.loadAgents());
+      return;
+    }
+    const id = this.#app.state.currentId ?? (await this.createSession(agentId));
+    if (id === null) return;
+    this.#app.view.clearNotice();
+    this.#app.view.draft = "";
+    this.#ask(this.#app.state.conversationOf(id), text, agentId);
+  }
+
+  /**
+   * The id of a new session, which is then the one on the screen; null where the service did not make one.
+   * @param {string} agentId
+   * @returns {Promise<string|null>}
+   */
+  async createSession(agentId) {
+    this.creating = true;
+    this.#app.navigation.showBusy();
+    try {
+      const session = await this.#app.api.createSession(agentId);
+      this.#app.state.sessions.set(session.id, session);
+      const conversation = this.#app.state.conversationOf(session.id);
+      conversation.loaded = true;
+      this.#app.state.currentId = session.id;
+      this.#app.navigation.freshDraft = "";
+      if (this.#app.agents.freshModel !== null) this.#app.agents.chooseModel(this.#app.agents.freshModel);
+      this.#app.agents.freshModel = null;
+      history.pushState(null, "", `#/c/${session.id}`);
+      this.#app.navigation.show(conversation);
+      return session.id;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.#app.view.notify(errorText(error.failure));
+      return null;
+    } finally {
+      this.creating = false;
+      this.#app.navigation.showBusy();
+    }
+  }
+
+  /**
+   * @param {Conversation} conversation
+   * @param {string} question
+   * @param {string|null} agentId
+   * @param {string} exchangeId
+   */
+  #ask(conversation, question, agentId, exchangeId = newExchangeId()) {
+    const turn = new Turn({
+      exchangeId,
+      sessionId: conversation.id,
+      agentId,
+      model: this.#app.agents.modelFor(conversation.id, agentId),
+      question,
+      askedAt: performance.now(),
+    });
+    turn.savedAt = Date.now();
+    for (const earlier of conversation.turns) if (passOver(earlier)) this.#app.view.updateTurn(earlier);
+    conversation.turns.push(turn);
+    this.#app.state.turns.set(turn.exchangeId, turn);
+    this.dispatch(turn);
+    this.#app.following.savePending();
+    this.#app.view.addTurn(turn);
+    this.#app.navigation.showBusy();
+    this.#app.list.showSessions();
+  }
+
+  /**
+   * Sends the ask, or has it sent as soon as there is a connection.
+   * @param {Turn} turn
+   */
+  dispatch(turn) {
+    const sent = this.#app.socket.send(turn.askFrame());
+    turn.sent ||= sent;
+    turn.waitingForConnection = !sent;
+    if (!sent) this.#app.wake();
+    this.#app.view.updateTurn(turn);
+  }
+
+  stop() {
+    const turn = this.#app.state.current?.running;
+    if (turn === undefined) return;
+    if (turn.sent) {
+      turn.status = "stopping";
+      this.#app.socket.send({ type: "cancel", exchange_id: turn.exchangeId });
+    } else {
+      turn.status = "cancelled";
+    }
+    this.#app.following.changed(turn);
+  }
+
+  /**
+   * Whether a conversation is answering; then the person hears why nothing more is asked in it.
+   * @param {Conversation} conversation
+   */
+  #isAnswering(conversation) {
+    if (conversation.running === undefined) return false;
+    this.#app.view.notify({ title: "This conversation is answering.", message: "Ask again when the answer is there." });
+    return true;
+  }
+
+  /** @param {Turn} turn */
+  retry(turn) {
+    const { question } = turn;
+    const conversation = this.#app.state.conversationOf(turn.sessionId);
+    if (question === null || this.#isAnswering(conversation)) return;
+    this.#dropRefused(conversation, turn);
+    this.#ask(conversation, question, turn.agentId ?? this.#app.agents.chosenAgentId);
+  }
+
+  /**
+   * Asks a stopped or interrupted question once more. The newest, where a restart cut it off, runs again in its place:
+   * under its own id, so that the conversation holds it once.
+   * @param {Turn} turn
+   */
+  askAgain(turn) {
+    const { question } = turn;
+    const conversation = this.#app.state.conversationOf(turn.sessionId);
+    if (question === null || this.#isAnswering(conversation)) return;
+    const agentId = turn.agentId ?? turn.metadata.agent_id ?? this.#app.agents.chosenAgentId;
+    const newest = conversation.turns.findLast(({ status }) => status !== "refused");
+    if (turn.status === "interrupted" && turn === newest && !turn.overtaken) {
+      conversation.turns = conversation.turns.filter((other) => other !== turn);
+      conversation.storedTurns.delete(turn.exchangeId);
+      this.#app.view.removeTurn(turn);
+      this.#ask(conversation, question, agentId, turn.exchangeId);
+    } else {
+      turn.retried = true;
+      this.#app.view.updateTurn(turn);
+      this.#ask(conversation, question, agentId);
+    }
+    // The button is gone, and with it the place of the keyboard.
+    this.#app.view.focusComposer();
+  }
+
+  /**
+   * Takes the person's answer to the agent's question to the server; without a connection it can be given again.
+   * @param {Turn} turn
+   * @param {Said} said
+   */
+  answerHuman(turn, said) {
+    this.#app.state.turns.set(turn.exchangeId, turn);
+    turn.savedAt = Date.now();
+    turn.model = this.#app.agents.modelFor(turn.sessionId, turn.agentId);
+    turn.goOn(said, performance.now());
+    if (!this.#app.socket.send(turn.humanFrame())) {
+      this.#app.wake();
+      this.#app.following.askHumanAgain(turn, { code: "unreachable" });
+      return;
+    }
+    this.#app.following.changed(turn);
+    this.#app.following.savePending();
+    this.#app.list.showSessions();
+    // The card is gone, and with it the place of the keyboard.
+    this.#app.view.focusComposer();
+  }
+
+  /** @param {Turn} turn */
+  edit(turn) {
+    this.#dropRefused(this.#app.state.conversationOf(turn.sessionId), turn);
+    this.#app.view.draft = turn.question ?? "";
+    this.#app.view.focusComposer();
+  }
+
+  /**
+   * A refused turn is in no history: its second attempt takes its place. A failed one stays, without its buttons.
+   * @param {Conversation} conversation
+   * @param {Turn} turn
+   */
+  #dropRefused(conversation, turn) {
+    turn.retried = true;
+    if (turn.status !== "refused") {
+      this.#app.view.updateTurn(turn);
+      return;
+    }
+    conversation.turns = conversation.turns.filter((other) => other !== turn);
+    this.#app.state.turns.delete(turn.exchangeId);
+    this.#app.view.removeTurn(turn);
+  }
+}
+
+/** crypto.randomUUID() exists on https and this machine only; the page may also be served on a plain local network. */
+function newExchangeId() {
+  if (crypto.randomUUID !== undefined) return crypto.randomUUID();
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6] & 0x0f) | 0x40;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+}

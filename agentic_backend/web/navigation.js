@@ -1,0 +1,156 @@
+/** What is on the screen: a conversation, a new one, a place beside them, and a document over either. */
+
+/**
+ * @import { App } from "./app.js"
+ * @import { Place } from "./places.js"
+ * @import { Place as Passage } from "./sources.js"
+ * @import { Conversation } from "./state.js"
+ */
+import { ApiError } from "./api.js";
+import { PLACES, Places } from "./places.js";
+import { placeInAddress } from "./sources.js";
+
+/** What the address says is on the screen. */
+export class Navigation {
+  #app;
+  #places;
+  freshDraft = "";
+  /** @type {Set<string>} what the person may do, as `resource:action` */
+  #permissions = new Set();
+
+  /** @param {App} app */
+  constructor(app) {
+    this.#app = app;
+    this.#places = new Places(app.view.placeHost, {
+      api: app.api,
+      permissions: this.#permissions,
+      announce: (text) => app.view.announce(text),
+      notify: (text, retry) => app.view.notify(text, retry),
+      goTo: (hash) => this.leaveTo(hash),
+      ask: (question) => this.#prepare(question),
+    });
+  }
+
+  /** @param {Passage & {claim?: string}} place */
+  openDocument(place) {
+    const { documentUid, chunkUid } = place;
+    return this.#app.view.reader.open(place, {
+      passage: chunkUid === null ? null : () => this.#app.api.passage(documentUid, chunkUid),
+      text: () => this.#app.api.documentText(documentUid),
+    });
+  }
+
+  /** The page under the address of a citation: the document opens over a new conversation, which is what it leaves. */
+  async openAddressedDocument() {
+    const place = placeInAddress(location);
+    if (place === null) return;
+    await this.openDocument(place);
+    if (placeInAddress(location) !== null) history.replaceState(null, "", "/#/");
+  }
+
+  /** Without them the page offers what everybody may do; the service decides in any case. */
+  async loadPermissions() {
+    try {
+      for (const permission of await this.#app.api.permissions()) this.#permissions.add(permission);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
+    this.#showPlaces();
+  }
+
+  #showPlaces(current = placeAt(location.hash)?.place) {
+    const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
+    this.#app.view.showPlaces(open, current?.name ?? null);
+  }
+
+  /** @param {string} hash */
+  leaveTo(hash) {
+    if (location.hash === hash || (hash === "#/" && location.hash === "")) this.openFromAddress();
+    else location.hash = hash;
+  }
+
+  /** What was typed until now belongs to the conversation that the page was opened for. */
+  openFirst() {
+    const typed = this.#app.view.draft;
+    this.openFromAddress();
+    this.#app.view.draft = typed;
+    this.freshDraft = "";
+  }
+
+  /** @param {string} question */
+  #prepare(question) {
+    this.freshDraft = question;
+    this.leaveTo("#/");
+  }
+
+  openFromAddress() {
+    const at = placeAt(location.hash);
+    this.#showPlaces(at?.place);
+    if (at !== null) {
+      this.#goToPlace(at);
+      return;
+    }
+    this.#places.leave();
+    const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
+    this.#open(match === null ? null : match[1]);
+  }
+
+  /** @param {{place: Place, rest: string}} at */
+  #goToPlace({ place, rest }) {
+    this.#keepDraft();
+    this.#app.state.currentId = null;
+    this.#app.view.draft = this.freshDraft;
+    this.#app.view.clearNotice();
+    this.#app.view.showPlace(place.title());
+    this.showBusy();
+    this.#app.list.showSessions();
+    this.#places.show(place, rest);
+  }
+
+  /** @param {string|null} id */
+  #open(id) {
+    this.#keepDraft();
+    this.#app.state.currentId = id;
+    this.#app.view.clearNotice();
+    if (id === null) {
+      this.#app.view.showConversation(null, []);
+    } else {
+      const conversation = this.#app.state.conversationOf(id);
+      this.show(conversation);
+      if (!conversation.loaded) this.#app.histories.loadHistory(conversation);
+      this.#app.following.tabs?.postMessage({ open: id });
+    }
+    this.#app.view.draft = id === null ? this.freshDraft : this.#app.state.conversationOf(id).draft;
+    this.showBusy();
+    this.#app.list.showSessions();
+    this.#app.agents.showAgents();
+    this.#app.view.focusComposer();
+  }
+
+  #keepDraft() {
+    if (this.#app.state.currentId === null) this.freshDraft = this.#app.view.draft;
+    else if (this.#app.state.conversations.has(this.#app.state.currentId)) this.#app.state.conversationOf(this.#app.state.currentId).draft = this.#app.view.draft;
+  }
+
+  /** @param {Conversation} conversation */
+  show(conversation) {
+    const session = this.#app.state.sessions.get(conversation.id) ?? {};
+    const { turns, loaded, hasEarlier } = conversation;
+    this.#app.view.showConversation(session, turns, { loading: !loaded, hasEarlier });
+  }
+
+  showBusy() {
+    const running = this.#app.state.current?.running;
+    this.#app.view.showBusy(running !== undefined || this.#app.asking.creating, running?.status === "stopping" || this.#app.asking.creating);
+  }
+}
+
+/**
+ * The place that an address leads to, and what stands behind its name; null for one of a conversation.
+ * @param {string} hash
+ */
+function placeAt(hash) {
+  const [, name, rest = ""] = /^#\/([a-z]+)(?:\/(.*))?$/.exec(hash) ?? [];
+  const place = PLACES.find((one) => one.name === name);
+  return place === undefined ? null : { place, rest };
+}

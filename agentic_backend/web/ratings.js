@@ -1,0 +1,62 @@
+/** Feedback on answers. */
+
+/**
+ * @import { App } from "./app.js"
+ * @import { Turn } from "./protocol.js"
+ * @import { Conversation } from "./state.js"
+ */
+import { ApiError } from "./api.js";
+
+/** What the person says of answers. */
+export class Ratings {
+  #app;
+
+  /** @param {App} app */
+  constructor(app) {
+    this.#app = app;
+  }
+
+  /**
+   * Rates an answer, or takes the rating back where it is the one that it has.
+   * @param {Turn} turn
+   * @param {number} rating
+   */
+  async rate(turn, rating) {
+    const { answer } = turn;
+    if (answer === undefined) return; // its buttons stand under an answer
+    await this.#app.guarded(async () => {
+      if (turn.feedback?.rating === rating) {
+        await this.#app.api.takeFeedbackBack(turn.feedback.id);
+      } else {
+        const agentName = turn.metadata.agent_id ?? turn.agentId ?? "unknown";
+        const messageId = String(answer.rank);
+        await this.#app.api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating });
+      }
+      await this.#showFeedback(this.#app.state.conversationOf(turn.sessionId));
+    });
+  }
+
+  /** @param {Conversation} conversation */
+  async #showFeedback(conversation) {
+    const given = await this.#app.api.feedback(conversation.id);
+    const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
+    for (const turn of conversation.turns) {
+      const feedback = byMessage.get(String(turn.answer?.rank)) ?? null;
+      if ((turn.feedback?.id ?? null) === (feedback?.id ?? null) && turn.feedback?.rating === feedback?.rating) continue;
+      turn.feedback = feedback;
+      this.#app.view.updateTurn(turn);
+    }
+  }
+
+  /**
+   * What was said of answers is an ornament of the conversation: without it the rest is as good.
+   * @param {Conversation} conversation
+   */
+  async loadFeedback(conversation) {
+    try {
+      await this.#showFeedback(conversation);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
+  }
+}
