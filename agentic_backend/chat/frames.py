@@ -122,6 +122,7 @@ class NativeAsk(_Frame):
     on_disconnect: Literal["continue", "cancel"] = "continue"
     after_rank: Annotated[int, Field(ge=-1, le=MAX_RANK)] | None = None
     regenerate: Identifier | None = None
+    any_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +283,7 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
         lenient=isinstance(frame, CompatibleAsk),
         after_rank=None if isinstance(frame, CompatibleAsk) else frame.after_rank,
         regenerate=None if isinstance(frame, CompatibleAsk) else frame.regenerate,
+        any_branch=isinstance(frame, NativeAsk) and frame.any_branch,
     )
 
 

@@ -211,3 +211,26 @@ async def test_an_edit_that_waits_for_its_session_is_placed_when_its_turn_comes(
                 ends[frame["exchange_id"]] = frame["type"]
     assert ends == dict.fromkeys(("e1", "e2", "e3"), "final")
     assert line(await service.history(session_id)) == [(0, "e1"), (1, "e1"), (4, "e3"), (5, "e3")]
+
+
+async def test_a_superseded_line_is_gone_on_with_where_the_client_says_that_it_may_be(start_service):
+    async with scripted(*map(says, "abcdefg")) as model, start_service(**on(model)) as service:
+        session_id = await service.create_session()
+        for number in (1, 2):
+            await end_of(service, ask_frame(session_id, f"e{number}", f"question {number}"))
+        await end_of(service, ask_frame(session_id, "e3", "another question 2", after_rank=1))
+
+        on_old = ask_frame(session_id, "e4", "question 3", after_rank=3)
+        refused = await end_of(service, on_old)
+        assert (refused["code"], refused["field"]) == ("bad_request", "after_rank")
+        gone_on = await end_of(service, on_old | {"any_branch": True})
+        assert gone_on["type"] == "final"
+        assert told(model) == ["question 1", "a", "question 2", "b", "question 3"]
+        assert [id_ for _, id_ in line(await service.history(session_id))] == ["e1", "e1", "e2", "e2", "e4", "e4"]
+
+        of_old = again(session_id, "e5", "e3")
+        refused = await end_of(service, of_old)
+        assert (refused["code"], refused["field"]) == ("bad_request", "regenerate")
+        assert (await end_of(service, of_old | {"any_branch": True}))["type"] == "final"
+        assert told(model) == ["question 1", "a", "another question 2"]
+        assert [id_ for _, id_ in line(await service.history(session_id))] == ["e1", "e1", "e5", "e5"]
