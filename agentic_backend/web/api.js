@@ -224,13 +224,13 @@ export class Api {
   }
 
   /**
-   * Up to `limit` messages in ascending rank, counted from the newest after skipping `offset` of those.
+   * Up to `limit` messages of all versions in ascending rank, counted from the newest after skipping `offset` of those.
    * @param {string} id
    * @param {{limit: number, offset?: number}} window
    * @returns {Promise<Frames.ChatMessage[]>}
    */
   history(id, { limit, offset = 0 }) {
-    const window = new URLSearchParams({ limit: String(limit), offset: String(offset) });
+    const window = new URLSearchParams({ limit: String(limit), offset: String(offset), branches: "1" });
     return this.call("GET", `chatbot/session/${encodeURIComponent(id)}/history?${window}`);
   }
 

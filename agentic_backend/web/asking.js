@@ -3,9 +3,11 @@
 /**
  * @import { App } from "./app.js"
  * @import { Said } from "./hitl.js"
+ * @import { Named } from "./protocol.js"
  * @import { Conversation } from "./state.js"
  */
 import { ApiError } from "./api.js";
+import { newestFrom, versionsOf } from "./branches.js";
 import { Turn } from "./protocol.js";
 import { passOver } from "./state.js";
 import { errorText } from "./texts.js";
@@ -68,29 +70,92 @@ export class Asking {
   }
 
   /**
+   * Asks behind what is on the screen, or where `given` says.
    * @param {Conversation} conversation
    * @param {string} question
    * @param {string|null} agentId
-   * @param {string} exchangeId
+   * @param {Partial<Named>} given
    */
-  #ask(conversation, question, agentId, exchangeId = newExchangeId()) {
+  #ask(conversation, question, agentId, given = {}) {
     const turn = new Turn({
-      exchangeId,
+      exchangeId: newExchangeId(),
       sessionId: conversation.id,
       agentId,
       model: this.#app.agents.modelFor(conversation.id, agentId),
       question,
       askedAt: performance.now(),
+      ...this.#behindTheLine(conversation),
+      ...given,
     });
     turn.savedAt = Date.now();
-    for (const earlier of conversation.turns) if (passOver(earlier)) this.#app.view.updateTurn(earlier);
-    conversation.turns.push(turn);
+    for (const earlier of conversation.known) if (passOver(earlier)) this.#app.view.updateTurn(earlier);
+    conversation.known.push(turn);
+    conversation.tip = null;
     this.#app.state.turns.set(turn.exchangeId, turn);
     this.dispatch(turn);
     this.#app.following.savePending();
+    this.#app.view.showLine(conversation.turns);
     this.#app.view.addTurn(turn);
     this.#app.navigation.showBusy();
     this.#app.list.showSessions();
+  }
+
+  /**
+   * A question that follows on the turn at the end of the screen names its place where that is not the newest message.
+   * @param {Conversation} conversation
+   * @returns {Partial<Named>}
+   */
+  #behindTheLine(conversation) {
+    const last = conversation.turns.at(-1);
+    if (last === undefined) return {};
+    const { exchangeId: behind, lastRank: afterRank } = last;
+    if (conversation.showsNewest || afterRank === null) return { behind };
+    return { behind, fork: { afterRank, regenerates: null, anyBranch: true } };
+  }
+
+  /**
+   * Asks in the place of a turn, which stays as an earlier version.
+   * @param {Turn} turn
+   * @param {string} question
+   * @param {string|null} regenerates
+   */
+  #askInPlace(turn, question, regenerates) {
+    const conversation = this.#app.state.conversationOf(turn.sessionId);
+    const { parentRank: afterRank } = turn;
+    if (afterRank === null || this.#isAnswering(conversation)) return;
+    const { turns, showsNewest } = conversation;
+    const behind = turns[turns.indexOf(turn) - 1]?.exchangeId ?? null;
+    const agentId = this.#app.agents.chosenAgentId ?? turn.agentId ?? turn.metadata.agent_id ?? null;
+    this.#ask(conversation, question, agentId, { behind, fork: { afterRank, regenerates, anyBranch: !showsNewest } });
+    // The button is gone, and with it the place of the keyboard.
+    this.#app.view.focusComposer();
+  }
+
+  /** @param {Turn} turn @param {string} question */
+  askEdited(turn, question) {
+    this.#askInPlace(turn, question, null);
+  }
+
+  /** @param {Turn} turn */
+  regenerate(turn) {
+    if (turn.question !== null) this.#askInPlace(turn, turn.question, turn.exchangeId);
+  }
+
+  /**
+   * Shows the version of a turn before or after it, with what came after that one last.
+   * @param {Turn} turn
+   * @param {-1|1} step
+   */
+  showVersion(turn, step) {
+    const conversation = this.#app.state.conversationOf(turn.sessionId);
+    const { known } = conversation;
+    const versions = versionsOf(known, turn);
+    const next = versions[versions.indexOf(turn) + step];
+    if (next === undefined) return;
+    const tip = newestFrom(known, next);
+    conversation.tip = tip === known.at(-1) ? null : tip.exchangeId;
+    this.#app.view.showLine(conversation.turns);
+    this.#app.view.showVersion(next, step);
   }
 
   /**
@@ -133,7 +198,9 @@ export class Asking {
     const conversation = this.#app.state.conversationOf(turn.sessionId);
     if (question === null || this.#isAnswering(conversation)) return;
     this.#dropRefused(conversation, turn);
-    this.#ask(conversation, question, turn.agentId ?? this.#app.agents.chosenAgentId);
+    const { fork, behind } = turn;
+    const place = turn.status === "refused" ? { fork, behind } : {};
+    this.#ask(conversation, question, turn.agentId ?? this.#app.agents.chosenAgentId, place);
   }
 
   /**
@@ -146,12 +213,13 @@ export class Asking {
     const conversation = this.#app.state.conversationOf(turn.sessionId);
     if (question === null || this.#isAnswering(conversation)) return;
     const agentId = turn.agentId ?? turn.metadata.agent_id ?? this.#app.agents.chosenAgentId;
-    const newest = conversation.turns.findLast(({ status }) => status !== "refused");
+    const newest = conversation.known.findLast(({ status }) => status !== "refused");
     if (turn.status === "interrupted" && turn === newest && !turn.overtaken) {
-      conversation.turns = conversation.turns.filter((other) => other !== turn);
-      conversation.storedTurns.delete(turn.exchangeId);
+      const { exchangeId, rank, fork, behind } = turn;
+      conversation.drop(turn);
+      conversation.storedTurns.delete(exchangeId);
       this.#app.view.removeTurn(turn);
-      this.#ask(conversation, question, agentId, turn.exchangeId);
+      this.#ask(conversation, question, agentId, { exchangeId, rank, fork, behind });
     } else {
       turn.retried = true;
       this.#app.view.updateTurn(turn);
@@ -201,7 +269,7 @@ export class Asking {
       this.#app.view.updateTurn(turn);
       return;
     }
-    conversation.turns = conversation.turns.filter((other) => other !== turn);
+    conversation.drop(turn);
     this.#app.state.turns.delete(turn.exchangeId);
     this.#app.view.removeTurn(turn);
   }

@@ -219,13 +219,13 @@ export class Following {
   #adopt(turn, savedAt) {
     turn.savedAt = savedAt;
     this.#app.state.turns.set(turn.exchangeId, turn);
-    this.#app.state.conversationOf(turn.sessionId).turns.push(turn);
+    this.#app.state.conversationOf(turn.sessionId).known.push(turn);
   }
 
   /** @param {Turn} turn */
   #forget(turn) {
     const conversation = this.#app.state.conversationOf(turn.sessionId);
-    conversation.turns = conversation.turns.filter((other) => other !== turn);
+    conversation.drop(turn);
     this.#app.state.turns.delete(turn.exchangeId);
     this.#app.view.removeTurn(turn);
     this.#app.navigation.showBusy();

@@ -53,7 +53,7 @@ export class Histories {
     const groups = Map.groupBy(ordered, (message) => message.exchange_id);
     const newestId = ordered.at(-1)?.exchange_id;
     const stored = [...groups].map(([id, group]) => this.#storedTurn(conversation, id, group, id === newestId));
-    conversation.turns = [...stored, ...conversation.turns.filter((turn) => !groups.has(turn.exchangeId))];
+    conversation.known = [...stored, ...conversation.known.filter((turn) => !groups.has(turn.exchangeId))];
   }
 
   /**

@@ -7,6 +7,7 @@
 
 /**
  * @import { Feedback } from "./api.js"
+ * @import { Version } from "./branches.js"
  * @import { Said } from "./hitl.js"
  * @import { Ledger } from "./ledger.js"
  */
@@ -20,6 +21,14 @@
  * @property {string|null} question null where history does not have it
  * @property {number|null} [askedAt]
  * @property {string|null} [timestamp]
+ * @property {number|null} [rank] of its question, once that is known
+ * @property {Fork|null} [fork] null where it follows on the newest message
+ * @property {string|null} [behind] the exchange that it was asked behind on this page
+ *
+ * @typedef {object} Fork where a turn begins, if not behind the newest message
+ * @property {number} afterRank of the message on which it follows, -1 for none
+ * @property {string|null} regenerates the exchange whose question it asks again
+ * @property {boolean} anyBranch whether that may be on a line that is not live
  *
  * @typedef {"sending"|"running"|"stopping"|"done"|"cancelled"|"interrupted"|"failed"|"refused"|"unanswered"|"awaiting"
  *   |"passed"} Status
@@ -118,14 +127,20 @@ export function afterClose(code) {
  */
 export class Turn {
   /** @param {Named} named */
-  constructor({ exchangeId, sessionId, agentId, model = null, question, askedAt = null, timestamp = null }) {
+  constructor({ exchangeId, sessionId, agentId, model = null, question, ...more }) {
     this.exchangeId = exchangeId;
     this.sessionId = sessionId;
     this.agentId = agentId;
     this.model = model;
     this.question = question;
-    this.timestamp = timestamp;
-    this.askedAt = askedAt;
+    this.timestamp = more.timestamp ?? null;
+    this.askedAt = more.askedAt ?? null;
+    this.rank = more.rank ?? null;
+    /** @type {Fork|null} */
+    this.fork = more.fork ?? null;
+    this.behind = more.behind ?? null;
+    /** @type {Version} */
+    this.version = { at: 1, of: 1 };
     /** @type {number|null} */
     this.firstTokenMs = null;
     /** @type {number|null} */
@@ -182,6 +197,8 @@ export class Turn {
       agentId: null,
       question: user === undefined ? null : textOf(user),
       timestamp: first.timestamp,
+      rank: first.rank,
+      fork: user === undefined ? null : forkOf(user),
     });
     turn.sent = true;
     turn.adopt(messages);
@@ -205,8 +222,10 @@ export class Turn {
    * @returns {Snapshot}
    */
   snapshot() {
-    const { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources } = this;
-    return { exchangeId, sessionId, agentId, model, question, timestamp, status, lastSeq, items, sources };
+    const { exchangeId, sessionId, agentId, model, question, timestamp, rank, fork, behind } = this;
+    const named = { exchangeId, sessionId, agentId, model, question, timestamp, rank, fork, behind };
+    const { status, lastSeq, items, sources } = this;
+    return { ...named, status, lastSeq, items, sources };
   }
 
   /**
@@ -216,6 +235,17 @@ export class Turn {
   outline() {
     const status = this.status === "stopping" ? "stopping" : "sending";
     return { ...this.snapshot(), status, lastSeq: 0, items: [], sources: [] };
+  }
+
+  /** The rank of the message on which it follows, -1 where it begins the conversation; null where nobody knows yet. */
+  get parentRank() {
+    return this.fork?.afterRank ?? (this.rank === null ? null : this.rank - 1);
+  }
+
+  /** The rank of its last message that is stored; null where it has none. */
+  get lastRank() {
+    const ranks = this.items.filter(({ message }) => message !== null).map(({ rank }) => rank);
+    return ranks.length === 0 ? this.rank : Math.max(...ranks);
   }
 
   get ended() {
@@ -237,19 +267,26 @@ export class Turn {
 
   /**
    * The ask frame; sent again under the same id it is the same turn, not a second one.
-   * @returns {Frames.ask}
+   * @returns {Frames.ask|Frames.ask_again}
    */
   askFrame() {
-    return {
+    /** @type {Omit<Frames.ask, "message"|"regenerate">} */
+    const frame = {
       type: "ask",
       session_id: this.sessionId,
-      // Of a turn of the history these may be unknown; the server refuses it then.
-      message: this.question ?? "",
+      // Of a turn of the history this, and the question, may be unknown; the server refuses it then.
       agent_id: this.agentId ?? "",
       client_exchange_id: this.exchangeId,
       if_busy: "reject",
       ...this.#context(),
     };
+    const { fork } = this;
+    const message = this.question ?? "";
+    if (fork === null) return { ...frame, message };
+    const { afterRank, regenerates, anyBranch } = fork;
+    if (anyBranch) frame.any_branch = true;
+    if (regenerates === null) return { ...frame, message, after_rank: afterRank };
+    return { ...frame, after_rank: null, regenerate: regenerates };
   }
 
   /**
@@ -410,7 +447,7 @@ export class Turn {
         break;
       case "message":
         this.#rest(now);
-        if (isQuestion(event.message)) this.timestamp = event.message.timestamp;
+        if (isQuestion(event.message)) this.#takeQuestion(event.message);
         else this.#takeStep(itemOf(event.message));
         break;
       case "sources":
@@ -439,6 +476,12 @@ export class Turn {
     }
     if (event.type !== "accepted") this.queuePosition = null;
     if (!QUIET.has(event.type)) this.note = "";
+  }
+
+  /** @param {Frames.ChatMessage} question */
+  #takeQuestion({ timestamp, rank }) {
+    this.timestamp = timestamp;
+    this.rank = rank;
   }
 
   /** @param {string} text @param {number} now */
@@ -517,7 +560,7 @@ export class Turn {
   /** @param {Frames.ChatMessage[]} messages */
   #replaceItems(messages) {
     const user = messages.find(isQuestion);
-    if (user !== undefined) this.timestamp = user.timestamp;
+    if (user !== undefined) this.#takeQuestion(user);
     const heard = this.items.filter((item) => item.thinking !== undefined);
     this.items = messages.filter((message) => !isQuestion(message)).map(itemOf);
     this.#takeLateThinking();
@@ -590,6 +633,18 @@ function isHeardThinking(item) {
  */
 function isQuestion({ role, channel }) {
   return role === "user" && channel !== "observation";
+}
+
+/**
+ * Where a stored question says that its exchange begins; null where that is behind the message before it. Asked again
+ * under the same id it names the same place, whichever line is live since.
+ * @param {Frames.ChatMessage} question
+ * @returns {Fork|null}
+ */
+function forkOf({ metadata }) {
+  const { after_rank: afterRank, regenerates } = metadata.extras ?? {};
+  if (typeof afterRank !== "number") return null;
+  return { afterRank, regenerates: typeof regenerates === "string" ? regenerates : null, anyBranch: true };
 }
 
 /**

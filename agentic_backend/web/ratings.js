@@ -40,7 +40,7 @@ export class Ratings {
   async #showFeedback(conversation) {
     const given = await this.#app.api.feedback(conversation.id);
     const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
-    for (const turn of conversation.turns) {
+    for (const turn of conversation.known) {
       const feedback = byMessage.get(String(turn.answer?.rank)) ?? null;
       if ((turn.feedback?.id ?? null) === (feedback?.id ?? null) && turn.feedback?.rating === feedback?.rating) continue;
       turn.feedback = feedback;

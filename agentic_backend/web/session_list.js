@@ -77,7 +77,7 @@ export class SessionList {
     if (running?.sent) this.#app.socket.send({ type: "cancel", exchange_id: running.exchangeId });
     await this.#app.guarded(async () => {
       await this.#app.api.deleteSession(id);
-      for (const turn of this.#app.state.conversations.get(id)?.turns ?? []) this.#app.state.turns.delete(turn.exchangeId);
+      for (const turn of this.#app.state.conversations.get(id)?.known ?? []) this.#app.state.turns.delete(turn.exchangeId);
       this.#app.state.conversations.delete(id);
       this.#app.state.sessions.delete(id);
       this.#app.following.savePending();

@@ -4,20 +4,23 @@
  * @import { Session } from "./api.js"
  * @import { Turn } from "./protocol.js"
  */
+import { lineOf, versionsOf } from "./branches.js";
 import { isCutOff } from "./protocol.js";
 
 /** How many messages the page asks for at once. */
 export const HISTORY_WINDOW = 100;
 
-/** What the page knows of one session: its turns in order, and the messages that were read from its history. */
+/** What the page knows of one session: its turns, and the messages that were read from its history. */
 export class Conversation {
   /** @param {string} id */
   constructor(id) {
     this.id = id;
     /** @type {string|null} */
     this.agentId = null;
-    /** @type {Turn[]} */
-    this.turns = [];
+    /** @type {Turn[]} all of them, in the order in which they began */
+    this.known = [];
+    /** @type {string|null} the exchange at the end of the line that is on the screen; null for the newest */
+    this.tip = null;
     /** @type {Map<number, Frames.ChatMessage>} by rank */
     this.messages = new Map();
     /** @type {Map<string, {turn: Turn, size: number}>} by exchange, with the number of its messages */
@@ -36,8 +39,28 @@ export class Conversation {
     return this.messages.size > 0 && this.firstRank > 0;
   }
 
+  /** The turns of the line that is on the screen, each with its place among its versions. */
+  get turns() {
+    const line = lineOf(this.known, this.tip);
+    for (const turn of line) {
+      const versions = versionsOf(this.known, turn);
+      turn.version = { at: versions.indexOf(turn) + 1, of: versions.length };
+    }
+    return line;
+  }
+
+  /** Whether the newest turn is on the screen. */
+  get showsNewest() {
+    return this.tip === null || this.tip === this.known.at(-1)?.exchangeId;
+  }
+
+  /** @param {Turn} turn */
+  drop(turn) {
+    this.known = this.known.filter((other) => other !== turn);
+  }
+
   get running() {
-    return this.turns.find((turn) => !turn.ended);
+    return this.known.find((turn) => !turn.ended);
   }
 }
 

@@ -4,6 +4,7 @@
  * @import { IconName } from "./dom.js"
  * @import { Card, Said } from "./hitl.js"
  * @import { Item, Turn, TurnError } from "./protocol.js"
+ * @import { QuestionActions } from "./question.js"
  * @import { OpenSource } from "./sources.js"
  * @import { Phase, Row } from "./steps.js"
  */
@@ -11,11 +12,18 @@
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
+import { catalogue } from "./i18n.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { MarkdownStream } from "./markdown.js";
+import { QuestionView } from "./question.js";
 import { citationButton, SourceList } from "./sources.js";
 import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
+
+const t = catalogue({
+  en: { regenerate: "Another answer" },
+  fr: { regenerate: "Une autre réponse" },
+});
 
 /** Ends after which the person may want the answer all the same. */
 const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
@@ -29,13 +37,15 @@ const END_NOTES = {
 
 /**
  * What the buttons under a turn do.
- * @typedef {object} TurnActions
+ * @typedef {object} AnswerActions
  * @property {(turn: Turn) => void} retry of a failed turn
  * @property {(turn: Turn) => void} edit of a failed turn
+ * @property {(turn: Turn) => void} regenerate asks for another answer in the place of this one
  * @property {(turn: Turn) => void} askAgain of one that was stopped or interrupted
  * @property {(turn: Turn, rating: number) => void} rate of an answer
  * @property {(turn: Turn, said: Said) => void} answerHuman of one that waits for the person
  * @property {OpenSource} openSource
+ * @typedef {AnswerActions & QuestionActions} TurnActions
  */
 
 /** Shows a Turn and follows it: `update` after each change, which costs only what has changed. */
@@ -48,6 +58,8 @@ export class TurnView {
   /** @type {{checkpointId: string, card: Card}|null} */
   #card = null;
   #sources;
+  /** @type {QuestionView|null} */
+  #asked = null;
   #steps = el("div", { class: "items" });
   #state = el("div", { class: "turn-state" });
   #end = el("div", { class: "turn-end" });
@@ -65,7 +77,10 @@ export class TurnView {
     this.#sources = new SourceList((source) => actions.openSource(source, ""));
     this.answer = el("div", { class: "answer" }, this.#steps, this.#state, this.#sources.node);
     this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
-    if (turn.question !== null) this.node.prepend(el("div", { class: "question" }, turn.question));
+    if (turn.question !== null) {
+      this.#asked = new QuestionView(turn, actions);
+      this.node.prepend(this.#asked.node);
+    }
     this.update();
   }
 
@@ -75,6 +90,7 @@ export class TurnView {
     this.node.dataset.status = turn.status;
     if (turn.ended) this.answer.removeAttribute("aria-busy");
     else this.answer.setAttribute("aria-busy", "true");
+    this.#asked?.update();
     this.#updateItems();
     this.#updateState();
     // Under a finished answer only: while it is written the list would move with every line.
@@ -84,6 +100,11 @@ export class TurnView {
     for (const button of this.#ratings) {
       button.setAttribute("aria-pressed", String(Number(button.value) === turn.feedback?.rating));
     }
+  }
+
+  /** @param {-1|1} step */
+  focusVersions(step) {
+    this.#asked?.focusVersions(step);
   }
 
   /** A turn that waited for the person goes on: what stood under it is over. */
@@ -238,6 +259,13 @@ export class TurnView {
     return button;
   }
 
+  #regenerateButton() {
+    const label = t("regenerate");
+    const onclick = () => this.#actions.regenerate(this.#turn);
+    const attributes = { type: "button", class: "quiet small regenerate", "aria-label": label, title: label, onclick };
+    return el("button", attributes, icon("again"));
+  }
+
   /** @param {number} value @param {IconName} name @param {string} label */
   #rating(value, name, label) {
     const onclick = () => this.#actions.rate(this.#turn, value);
@@ -252,6 +280,7 @@ export class TurnView {
     if (turn.answer !== undefined && turn.answer.text !== "") {
       row.append(copyButton(() => turn.answer?.text ?? "", "Copy answer"));
     }
+    if (turn.status === "done" && turn.question !== null && turn.rank !== null) row.append(this.#regenerateButton());
     const rated = turn.status === "done";
     this.#ratings = rated ? [this.#rating(5, "like", "Good answer"), this.#rating(1, "dislike", "Bad answer")] : [];
     row.append(...this.#ratings);

@@ -261,11 +261,38 @@ export class View {
     document.title = session === null ? "Turnwise" : `${title} · Turnwise`;
   }
 
+  /**
+   * The line that is on the screen, where it has become another one; what stays keeps its nodes, and its place.
+   * @param {Turn[]} turns
+   */
+  showLine(turns) {
+    const { turns: host } = this.#nodes;
+    const nodes = turns.map((turn) => this.#viewOf(turn).node);
+    const stay = new Set(nodes);
+    for (const node of [...host.children]) if (!stay.has(/** @type {HTMLElement} */ (node))) node.remove();
+    nodes.forEach((node, at) => {
+      if (host.children[at] !== node) host.insertBefore(node, host.children[at] ?? null);
+    });
+    for (const turn of turns) this.#viewOf(turn).update();
+  }
+
   /** @param {Turn} turn */
   addTurn(turn) {
     this.#nodes.welcome.hidden = true;
-    this.#nodes.turns.append(this.#viewOf(turn).node);
+    if (!this.#viewOf(turn).node.isConnected) this.#nodes.turns.append(this.#viewOf(turn).node);
     this.#toEnd();
+  }
+
+  /**
+   * Another version has come onto the screen: the keyboard stays at the switch, and is told which one it is.
+   * @param {Turn} turn
+   * @param {-1|1} step
+   */
+  showVersion(turn, step) {
+    const { node } = this.#viewOf(turn);
+    node.scrollIntoView({ block: "nearest" });
+    this.#viewOf(turn).focusVersions(step);
+    this.announce(node.querySelector(".version")?.textContent ?? "");
   }
 
   /** @param {Turn} turn */
