@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.models import Session, SessionsWanted, TurnRecord
+from agentic_backend.session.models import ListedFile, Session, SessionsWanted, TurnRecord
 from agentic_backend.spool.pending import Change, Op, Pending, overlaid
 from agentic_backend.spool.statements import SESSION_COLUMNS
 from backend_kit.db.pool import AnyRow
@@ -36,7 +36,10 @@ WITH pending AS MATERIALIZED (
 _PAGE: Final = "ORDER BY shown_at DESC, session_id LIMIT CAST(:limit AS bigint) OFFSET :offset"
 
 _COLUMNS: Final = f"""{SESSION_COLUMNS}, (
-    SELECT json_agg(json_build_array(attachment_id, name) ORDER BY created_at, attachment_id)
+    SELECT json_agg(
+        json_build_array(attachment_id, name, size_bytes,
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+        ORDER BY created_at, attachment_id)
     FROM session_attachments WHERE session_attachments.session_id = mine.session_id
 )::text AS attachments"""  # noqa: S608 - constants
 
@@ -129,7 +132,7 @@ def _listed(row: AnyRow, ops: Sequence[Op]) -> Session:
     session = overlaid(stored, ops) or stored
     if row.attachments is None:
         return session
-    return replace(session, attachments=tuple((id_, name) for id_, name in loads(row.attachments)))
+    return replace(session, attachments=tuple(ListedFile(*file) for file in loads(row.attachments)))
 
 
 def _texts_of(bodies: Mapping[Op, bytes]) -> dict[str, list[str]]:

@@ -28,6 +28,7 @@ from agentic_backend.errors import (
     Unauthenticated,
     UploadProcessingFailed,
 )
+from agentic_backend.events import utc_now
 from agentic_backend.knowledge import Caller, Ingested
 from agentic_backend.rest.upload import FORM_BYTES, receive
 from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftovers, Verdict
@@ -184,7 +185,8 @@ async def _upload(state: AttachmentServices, request: Request, identity: Identit
             document_uid=found.document_uid,
         )
     await _keep(state, attachment, asked_by)
-    return {**attachment.wire(), "preview_chars": len(attachment.summary_md), "session": session.wire()}
+    read = {"preview_chars": len(attachment.summary_md), "attached_at": utc_now()}
+    return {**attachment.wire(), **read, "session": session.wire()}
 
 
 class _Admission:

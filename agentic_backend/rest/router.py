@@ -242,5 +242,5 @@ def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
     """SessionWithFiles of docs/contract.md#messages-and-sessions."""
     id_ = session.agent_id
     agents = [{"id": id_, "name": names.get(id_, id_)}] if id_ else []
-    files = [{"id": id_, "name": name} for id_, name in session.attachments]
+    files = [file._asdict() for file in session.attachments]
     return {**session.wire(), "agents": agents, "file_names": [file["name"] for file in files], "attachments": files}

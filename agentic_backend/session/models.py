@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agentic_backend.agent.people import run_of
 from agentic_backend.events import ChatMessage, text_part, utc_now
@@ -10,6 +10,15 @@ from backend_kit.wire import dumps, loads
 
 Durability = Literal["spool", "db", "none"]
 """How durable a finished turn is when its `final` is sent."""
+
+
+class ListedFile(NamedTuple):
+    """A file that is attached to a session, as lists of sessions show it. `attached_at` is a UTC time."""
+
+    id: str
+    name: str
+    size_bytes: int
+    attached_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +34,8 @@ class Session:
     next_rank: int = 0
     preferences: dict[str, Any] = field(default_factory=dict)
     version: int = 0
-    attachments: tuple[tuple[str, str], ...] = ()
-    """Id and file name of each; set only in lists of sessions."""
+    attachments: tuple["ListedFile", ...] = ()
+    """Set only in lists of sessions."""
     rested: bool = False
     """Whether it was unused for 12 hours, by the clock of the storage from which it was read."""
 

@@ -3,7 +3,7 @@
 /**
  * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
  *
- * @typedef {{id: string, name: string}} Attachment
+ * @typedef {{id: string, name: string, size_bytes?: number, attached_at?: string}} Attachment
  * @typedef {Frames.Session & {attachments?: Attachment[]}} Session
  * @typedef {Frames.Session["preferences"]} Preferences
  * @typedef {object} Agent
@@ -23,6 +23,8 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{max_attached_file_size_mb: number}} Limits
+ * @typedef {{onProgress: (sent: number) => void, signal: AbortSignal}} Watched hears the share of a form that was sent,
+ *   from 0 to 1; `signal` gives it up
  * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
  */
 
@@ -191,22 +193,49 @@ export class Api {
     return this.call("DELETE", `chatbot/session/${encodeURIComponent(id)}`);
   }
 
+  /** What the service takes at most. */
+  async limits() {
+    this.#limits ??= (await this.settings()).limits;
+    return this.#limits;
+  }
+
   /**
-   * Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s.
+   * Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s of the
+   * last piece that was sent.
    * @param {string} sessionId
    * @param {File} file
-   * @returns {Promise<{attachment_id: string, filename: string}>}
+   * @param {Watched} watched
+   * @returns {Promise<{attachment_id: string, filename: string, size_bytes: number, attached_at: string}>}
    */
-  async upload(sessionId, file) {
-    this.#limits ??= (await this.settings()).limits;
-    const most = this.#limits.max_attached_file_size_mb;
+  async upload(sessionId, file, watched) {
+    const { max_attached_file_size_mb: most } = await this.limits();
     if (file.size > most * MIB) {
       throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
     }
     const form = new FormData();
     form.append("session_id", sessionId);
     form.append("file", file);
-    return this.call("POST", "chatbot/upload", form, UPLOAD_DEADLINE_MS);
+    return this.sendForm("chatbot/upload", form, watched);
+  }
+
+  /**
+   * Posts a form, and tells how much of it was sent, which fetch cannot. Rejects as `call` does, and with the reason of
+   * the signal where that ends it.
+   * @param {string} path
+   * @param {FormData} form
+   * @param {Watched} watched
+   * @returns {Promise<any>}
+   */
+  async sendForm(path, form, watched) {
+    const { token } = this.#credentials;
+    const post = () => posted(new URL(path, this.#base), this.#credentials.token, form, watched);
+    try {
+      return await post();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 401) throw error;
+      if (token === this.#credentials.token && !(await this.#credentials.renew())) throw error;
+      return post();
+    }
   }
 
   /**
@@ -303,6 +332,42 @@ export class Api {
 }
 
 /**
+ * @param {URL} url
+ * @param {string} token
+ * @param {FormData} form
+ * @param {Watched} watched
+ * @returns {Promise<any>}
+ */
+function posted(url, token, form, { onProgress, signal }) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    /** @type {number|undefined} */
+    let timer;
+    const wait = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => request.abort(), UPLOAD_DEADLINE_MS);
+    };
+    request.upload.addEventListener("progress", ({ loaded, total }) => {
+      wait();
+      onProgress(total === 0 ? 1 : loaded / total);
+    });
+    request.addEventListener("loadend", () => {
+      clearTimeout(timer);
+      if (signal.aborted) return reject(signal.reason);
+      if (request.status === 0) return reject(new ApiError("unreachable"));
+      const value = decode(request.responseText);
+      if (request.status < 300 && value !== undefined) return resolve(value);
+      return reject(failureFrom(request.status, request.getResponseHeader("Retry-After"), value));
+    });
+    signal.addEventListener("abort", () => request.abort());
+    request.open("POST", url);
+    request.setRequestHeader("Authorization", `Bearer ${token}`);
+    request.send(form);
+    wait();
+  });
+}
+
+/**
  * What a step of a request gives; fetch rejects with TypeError where nothing answers, DOMException at the deadline.
  * @template T
  * @param {() => Promise<T>} step
@@ -329,8 +394,13 @@ function decode(text) {
 
 /** @param {Response} response @param {any} body */
 function failureOf(response, body) {
+  return failureFrom(response.status, response.headers.get("Retry-After"), body);
+}
+
+/** @param {number} status @param {string|null} retryAfter @param {any} body */
+function failureFrom(status, retryAfter, body) {
   const detail = body?.detail;
-  const retryAfterMs = 1000 * (Number.parseFloat(response.headers.get("Retry-After") ?? "0") || 0);
+  const retryAfterMs = 1000 * (Number.parseFloat(retryAfter ?? "0") || 0);
   const message = typeof detail === "string" ? detail : (detail?.message ?? null);
-  return new ApiError(detail?.code ?? `http_${response.status}`, { status: response.status, message, retryAfterMs });
+  return new ApiError(detail?.code ?? `http_${status}`, { status, message, retryAfterMs });
 }

@@ -71,6 +71,8 @@ export class App {
       chooseModel: (id) => this.agents.chooseModel(id),
       attach: (files) => this.uploads.attach(files),
       detach: (attachment) => this.uploads.detach(attachment),
+      retryUpload: (upload) => this.uploads.retry(upload),
+      dropUpload: (upload) => this.uploads.drop(upload),
       openSource: (source, claim) => this.navigation.openDocument({ ...placeOf(source), claim }),
     });
     this.navigation = new Navigation(this);

@@ -33,10 +33,23 @@ export class Asking {
       return;
     }
     const id = this.#app.state.currentId ?? (await this.createSession(agentId));
-    if (id === null) return;
+    if (id === null || !(await this.#filesHaveCome(id))) return;
     this.#app.view.clearNotice();
     this.#app.view.draft = "";
     this.#ask(this.#app.state.conversationOf(id), text, agentId);
+  }
+
+  /**
+   * What is asked about files is asked once they can be searched: whether the session is still on the screen then.
+   * @param {string} id
+   */
+  async #filesHaveCome(id) {
+    this.creating = true;
+    this.#app.navigation.showBusy();
+    await this.#app.uploads.settled(id);
+    this.creating = false;
+    this.#app.navigation.showBusy();
+    return this.#app.state.currentId === id;
   }
 
   /**
@@ -96,6 +109,7 @@ export class Asking {
     this.#app.following.savePending();
     this.#app.view.showLine(conversation.turns);
     this.#app.view.addTurn(turn);
+    this.#app.uploads.showAttachments();
     this.#app.navigation.showBusy();
     this.#app.list.showSessions();
   }

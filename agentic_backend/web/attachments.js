@@ -1,54 +1,218 @@
-/** The files of the conversation on the screen, above the message box: attach, see them being read, remove. */
+/** The files of the conversation on the screen, above the message box: attach, see them come, try again, remove. */
 
-/** @import { Attachment } from "./api.js" */
+/**
+ * @import { Attachment } from "./api.js"
+ * @import { Words } from "./texts.js"
+ */
 import { el, icon } from "./dom.js";
+import { fileSize } from "./format.js";
+import { catalogue } from "./i18n.js";
 
-/** Fills its nodes; `attach` is called with chosen files, `remove` with the attachment {id, name} to take away. */
+const t = catalogue({
+  en: {
+    remove: "Remove {name}",
+    again: "Try again: {name}",
+    tryAgain: "Try again",
+    waiting: "waiting",
+    sending: "{share} %",
+    reading: "reading…",
+    progress: "Sending {name}",
+    accepted: "Attach files: PDF, Word, PowerPoint, Excel, Markdown, text, HTML, CSV or JSON lines",
+    upTo: "Attach files: PDF, Word, PowerPoint, Excel, Markdown, text, HTML, CSV or JSON lines, up to {most} MB each",
+    drop: "Drop files to attach them",
+    noFiles: "This agent takes no files",
+  },
+  fr: {
+    remove: "Retirer {name}",
+    again: "Réessayer : {name}",
+    tryAgain: "Réessayer",
+    waiting: "en attente",
+    sending: "{share} %",
+    reading: "lecture…",
+    progress: "Envoi de {name}",
+    accepted: "Joindre des fichiers : PDF, Word, PowerPoint, Excel, Markdown, texte, HTML, CSV ou JSON lines",
+    upTo: "Joindre des fichiers : PDF, Word, PowerPoint, Excel, Markdown, texte, HTML, CSV ou JSON lines, {most} Mo au plus chacun",
+    drop: "Déposez des fichiers pour les joindre",
+    noFiles: "Cet agent n'accepte pas de fichiers",
+  },
+});
+
+/** The endings that the other service reads (docs/search.md): a file chooser shows these first. */
+export const ENDINGS = [
+  ...["md", "markdown", "mkd", "txt", "text", "rst", "log", "html", "htm", "xhtml", "pdf"],
+  ...["csv", "tsv", "jsonl", "ndjson", "docx", "pptx", "xlsx"],
+];
+
+/**
+ * A file on its way: sent, then read and indexed before the service answers.
+ * @typedef {object} Upload
+ * @property {File} file
+ * @property {"waiting"|"sending"|"reading"|"failed"} state
+ * @property {number} sent the share of it, 0 to 1
+ * @property {(Words & {retryable: boolean})|null} failure
+ * @property {AbortController} ending
+ */
+
+/**
+ * @typedef {object} AttachmentActions
+ * @property {(files: File[]) => void} attach
+ * @property {(attachment: Attachment) => void} remove
+ * @property {(upload: Upload) => void} retry one that failed
+ * @property {(upload: Upload) => void} drop one that failed, or is on its way
+ */
+
+/** @typedef {{list: HTMLElement, button: HTMLElement, input: HTMLInputElement, field: HTMLElement, area: HTMLElement}} Nodes */
+
+/** Fills its nodes, and takes files from a chooser, from the clipboard and dropped on the page. */
 export class AttachmentBar {
-  #list;
-  #button;
-  #remove;
+  #nodes;
+  #actions;
+  #offered = false;
+  #hint = el("div", { id: "drop-hint", "aria-hidden": "true", hidden: true });
+  /** @type {WeakMap<Upload, UploadRow>} */
+  #rows = new WeakMap();
 
-  /**
-   * @param {{list: HTMLElement, button: HTMLElement, input: HTMLInputElement}} nodes
-   * @param {{attach: (files: File[]) => void, remove: (attachment: Attachment) => void}} actions
-   */
-  constructor({ list, button, input }, { attach, remove }) {
-    this.#list = list;
-    this.#button = button;
-    this.#remove = remove;
+  /** @param {Nodes} nodes @param {AttachmentActions} actions */
+  constructor(nodes, actions) {
+    this.#nodes = nodes;
+    this.#actions = actions;
+    const { button, input, field, area } = nodes;
+    input.accept = ENDINGS.map((ending) => `.${ending}`).join(",");
     button.addEventListener("click", () => input.click());
     input.addEventListener("change", () => {
       const files = [...(input.files ?? [])];
       input.value = ""; // or the same file could not be chosen again
-      if (files.length > 0) attach(files);
+      if (files.length > 0) actions.attach(files);
     });
+    field.addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (files.length === 0 || !this.#offered) return;
+      event.preventDefault();
+      actions.attach(files);
+    });
+    area.append(this.#hint);
+    this.#wireDropping(area);
   }
 
   /**
-   * @param {{offered: boolean, attached: Attachment[], reading: string[]}} state whether files may be
-   *   added, those that are there, and the names of those that are on their way
+   * @param {{offered: boolean, attached: Attachment[], uploads: Upload[], mostMb: number|null}} state whether files may
+   *   be added, those that are there, those on their way, and how large one may be, where that is known
    */
-  show({ offered, attached, reading }) {
-    this.#button.hidden = !offered;
-    this.#list.hidden = attached.length + reading.length === 0;
-    this.#list.replaceChildren(
-      ...attached.map((attachment) => this.#row(attachment)),
-      ...reading.map((name) => el("li", { "aria-busy": "true" }, nameOf(name), el("span", { class: "hint" }, "reading…"))),
-    );
+  show({ offered, attached, uploads, mostMb }) {
+    const { button, list } = this.#nodes;
+    this.#offered = offered;
+    button.hidden = !offered;
+    button.title = mostMb === null ? t("accepted") : t("upTo", { most: mostMb });
+    list.hidden = attached.length + uploads.length === 0;
+    const rows = [...attached.map((one) => this.#attachedRow(one)), ...uploads.map((one) => this.#uploadRow(one))];
+    list.replaceChildren(...rows);
+  }
+
+  /**
+   * Shows how far a file has come; the rest of the list stays as it is.
+   * @param {Upload} upload
+   */
+  update(upload) {
+    this.#rows.get(upload)?.update();
   }
 
   /** @param {Attachment} attachment */
-  #row(attachment) {
-    const label = `Remove ${attachment.name}`;
-    const button = el("button", { type: "button", class: "quiet icon-button", "aria-label": label, title: label });
-    button.append(icon("close"));
-    button.addEventListener("click", () => this.#remove(attachment));
-    return el("li", {}, nameOf(attachment.name), button);
+  #attachedRow(attachment) {
+    const remove = removeButton(attachment.name, () => this.#actions.remove(attachment));
+    const { size_bytes: size } = attachment;
+    const hint = size === undefined ? [] : [el("span", { class: "hint" }, fileSize(size))];
+    return el("li", {}, nameOf(attachment.name), hint, remove);
   }
+
+  /** @param {Upload} upload */
+  #uploadRow(upload) {
+    const row = this.#rows.get(upload) ?? new UploadRow(upload, this.#actions);
+    this.#rows.set(upload, row);
+    row.update();
+    return row.node;
+  }
+
+  /** A drag passes over many nodes of the area: each is entered before the one before it is left. @param {HTMLElement} area */
+  #wireDropping(area) {
+    let depth = 0;
+    /** @param {DragEvent} event */
+    const hasFiles = (event) => event.dataTransfer?.types.includes("Files") ?? false;
+    const end = () => {
+      depth = 0;
+      this.#hint.hidden = true;
+    };
+    area.addEventListener("dragenter", (event) => {
+      if (!hasFiles(event)) return;
+      depth += 1;
+      this.#hint.textContent = t(this.#offered ? "drop" : "noFiles");
+      this.#hint.hidden = false;
+    });
+    area.addEventListener("dragleave", (event) => {
+      if (!hasFiles(event)) return;
+      depth -= 1;
+      if (depth <= 0) end();
+    });
+    area.addEventListener("dragover", (event) => {
+      if (!hasFiles(event) || event.dataTransfer === null) return;
+      event.preventDefault(); // or the browser would open the file in the place of the page
+      event.dataTransfer.dropEffect = this.#offered ? "copy" : "none";
+    });
+    area.addEventListener("drop", (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      end();
+      const files = [...(event.dataTransfer?.files ?? [])];
+      if (this.#offered && files.length > 0) this.#actions.attach(files);
+    });
+  }
+}
+
+/** A file on its way, or one that could not be attached, with the reason. */
+class UploadRow {
+  #upload;
+  #actions;
+  #state = el("span", { class: "hint" });
+  #bar;
+  #retry;
+  #reason = el("span", { class: "reason", role: "alert" });
+
+  /** @param {Upload} upload @param {AttachmentActions} actions */
+  constructor(upload, actions) {
+    this.#upload = upload;
+    this.#actions = actions;
+    const { name, size } = upload.file;
+    this.#bar = el("progress", { max: 1, value: 0, "aria-label": t("progress", { name }) });
+    const onclick = () => this.#actions.retry(upload);
+    const attributes = { type: "button", class: "quiet small", "aria-label": t("again", { name }), onclick };
+    this.#retry = el("button", attributes, t("tryAgain"));
+    const remove = removeButton(name, () => actions.drop(upload));
+    const size_ = el("span", { class: "hint" }, fileSize(size));
+    this.node = el("li", {}, nameOf(name), size_, this.#bar, this.#state, this.#reason, this.#retry, remove);
+  }
+
+  update() {
+    const { state, sent, failure } = this.#upload;
+    const failed = state === "failed";
+    if (failed) this.node.removeAttribute("aria-busy");
+    else this.node.setAttribute("aria-busy", "true");
+    this.node.classList.toggle("failed", failed);
+    this.#bar.hidden = state !== "sending";
+    this.#bar.value = sent;
+    this.#retry.hidden = failure?.retryable !== true;
+    this.#state.textContent = failed ? "" : t(state, { share: Math.floor(100 * sent) });
+    const reason = failure === null ? "" : [failure.title, failure.message].filter(Boolean).join(": ");
+    if (this.#reason.textContent !== reason) this.#reason.textContent = reason;
+  }
+}
+
+/** @param {string} name @param {() => void} onclick */
+function removeButton(name, onclick) {
+  const label = t("remove", { name });
+  const attributes = { type: "button", class: "quiet icon-button", "aria-label": label, title: label, onclick };
+  return el("button", attributes, icon("close"));
 }
 
 /** @param {string} name */
 function nameOf(name) {
-  return el("span", { class: "attachment-name", title: name }, name);
+  return el("span", { class: "attachment-name", title: name, dir: "auto" }, name);
 }

@@ -1,4 +1,6 @@
-/** How the page writes durations and moments. */
+/** How the page writes durations, moments and sizes. */
+
+import { language } from "./i18n.js";
 
 const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const CLOCK = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hour12: false });
@@ -54,4 +56,17 @@ export function moment(iso, now = new Date()) {
 export function fullMoment(iso) {
   const date = new Date(iso);
   return Number.isNaN(date.getTime()) ? "" : FULL.format(date);
+}
+
+const SIZE_UNITS = ["byte", "kilobyte", "megabyte", "gigabyte"];
+
+/**
+ * The size of a file: `312 byte`, `4.2 MB`.
+ * @param {number} bytes
+ */
+export function fileSize(bytes) {
+  const power = Math.min(Math.floor(Math.log(Math.max(bytes, 1)) / Math.log(1000)), SIZE_UNITS.length - 1);
+  const maximumFractionDigits = power < 2 ? 0 : 1;
+  const format = new Intl.NumberFormat(language, { style: "unit", unit: SIZE_UNITS[power], maximumFractionDigits });
+  return format.format(bytes / 1000 ** power);
 }

@@ -21,7 +21,10 @@ export class Histories {
     await this.#app.guarded(async () => {
       this.#merge(conversation, await this.#app.api.history(conversation.id, { limit: HISTORY_WINDOW }));
       conversation.loaded = true;
-      if (conversation.id === this.#app.state.currentId) this.#app.navigation.show(conversation);
+      if (conversation.id === this.#app.state.currentId) {
+        this.#app.navigation.show(conversation);
+        this.#app.uploads.showAttachments();
+      }
       this.#app.ratings.loadFeedback(conversation);
     }, () => this.loadHistory(conversation));
     if (conversation.id !== this.#app.state.currentId) return;

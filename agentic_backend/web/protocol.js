@@ -139,6 +139,8 @@ export class Turn {
     /** @type {Fork|null} */
     this.fork = more.fork ?? null;
     this.behind = more.behind ?? null;
+    /** @type {string[]} names of the files that came before its question */
+    this.files = [];
     /** @type {Version} */
     this.version = { at: 1, of: 1 };
     /** @type {number|null} */

@@ -6,6 +6,7 @@ import { catalogue } from "./i18n.js";
 
 const t = catalogue({
   en: {
+    files: "Files that came with this question",
     edit: "Edit question",
     edited: "Your question, edited",
     save: "Ask",
@@ -16,6 +17,7 @@ const t = catalogue({
     later: "Later version",
   },
   fr: {
+    files: "Fichiers joints à cette question",
     edit: "Modifier la question",
     edited: "Votre question, modifiée",
     save: "Demander",
@@ -38,6 +40,8 @@ export class QuestionView {
   #turn;
   #actions;
   #text;
+  #files = el("ul", { class: "question-files", "aria-label": t("files"), hidden: true });
+  #filesKey = "";
   #tools = el("div", { class: "question-tools" });
   #toolsKey = "";
 
@@ -46,11 +50,12 @@ export class QuestionView {
     this.#turn = turn;
     this.#actions = actions;
     this.#text = el("div", { class: "question", dir: "auto" }, turn.question ?? "");
-    this.node = el("div", { class: "asked" }, this.#text, this.#tools);
+    this.node = el("div", { class: "asked" }, this.#text, this.#files, this.#tools);
   }
 
   update() {
     const turn = this.#turn;
+    this.#updateFiles();
     const editable = turn.ended && turn.rank !== null && turn.status !== "refused";
     const key = `${editable}:${turn.version.at}:${turn.version.of}`;
     if (key === this.#toolsKey) return;
@@ -58,6 +63,14 @@ export class QuestionView {
     const focused = this.#tools.contains(document.activeElement) ? document.activeElement?.className : undefined;
     this.#tools.replaceChildren(...this.#switcher(), ...(editable ? [this.#editButton()] : []));
     if (focused !== undefined) this.#focus(focused);
+  }
+
+  #updateFiles() {
+    const { files } = this.#turn;
+    if (files.join("/") === this.#filesKey) return;
+    this.#filesKey = files.join("/");
+    this.#files.hidden = files.length === 0;
+    this.#files.replaceChildren(...files.map((name) => el("li", { dir: "auto" }, icon("clip"), name)));
   }
 
   /**
@@ -129,7 +142,7 @@ export class QuestionView {
   }
 
   #endEditing() {
-    this.node.replaceChildren(this.#text, this.#tools);
+    this.node.replaceChildren(this.#text, this.#files, this.#tools);
     this.#focus("quiet icon-button small edit");
   }
 }

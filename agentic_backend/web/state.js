@@ -2,6 +2,7 @@
 
 /**
  * @import { Session } from "./api.js"
+ * @import { Upload } from "./attachments.js"
  * @import { Turn } from "./protocol.js"
  */
 import { lineOf, versionsOf } from "./branches.js";
@@ -27,8 +28,8 @@ export class Conversation {
     this.storedTurns = new Map();
     this.loaded = false;
     this.draft = "";
-    /** @type {string[]} names of files that are being attached */
-    this.reading = [];
+    /** @type {Upload[]} files on their way, and those that could not be attached */
+    this.uploads = [];
   }
 
   get firstRank() {

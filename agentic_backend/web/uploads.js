@@ -3,13 +3,29 @@
 /**
  * @import { Attachment } from "./api.js"
  * @import { App } from "./app.js"
+ * @import { Upload } from "./attachments.js"
+ * @import { Turn } from "./protocol.js"
+ * @import { Conversation } from "./state.js"
  */
 import { ApiError } from "./api.js";
+import { catalogue } from "./i18n.js";
 import { errorText } from "./texts.js";
+
+/** As many as the service takes of one person at once. */
+const AT_ONCE = 2;
+
+const t = catalogue({
+  en: { attached: "{name} is attached.", removed: "{name} is removed." },
+  fr: { attached: "{name} est joint.", removed: "{name} est retiré." },
+});
 
 /** The files of the conversation on the screen. */
 export class Uploads {
   #app;
+  /** @type {number|null} */
+  #mostMb = null;
+  /** @type {Map<string, (() => void)[]>} by session: who waits until its files have come */
+  #waiting = new Map();
 
   /** @param {App} app */
   constructor(app) {
@@ -18,15 +34,46 @@ export class Uploads {
 
   showAttachments() {
     const agent = this.#app.agents.agents.find(({ id }) => id === this.#app.agents.chosenAgentId);
-    this.#app.view.showAttachments({
-      offered: agent?.chat_options?.attach_files === true,
-      attached: this.#app.state.currentSession?.attachments ?? [],
-      reading: this.#app.state.current?.reading ?? [],
-    });
+    const offered = agent?.chat_options?.attach_files === true;
+    if (offered) this.#learnLimit();
+    const { current, currentSession } = this.#app.state;
+    const attached = currentSession?.attachments ?? [];
+    this.#app.view.attachments.show({ offered, attached, uploads: current?.uploads ?? [], mostMb: this.#mostMb });
+    if (current !== undefined) this.#markTurns(current.turns, attached);
+  }
+
+  /** How large a file may be is a hint: without it the service still says so. */
+  async #learnLimit() {
+    if (this.#mostMb !== null) return;
+    try {
+      this.#mostMb = (await this.#app.api.limits()).max_attached_file_size_mb;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return;
+    }
+    this.showAttachments();
   }
 
   /**
-   * Attaches files one after the other; what cannot be attached is said, and the others go on.
+   * A file belongs to the first question that was asked after it came.
+   * @param {Turn[]} turns
+   * @param {Attachment[]} attached
+   */
+  #markTurns(turns, attached) {
+    let since = "";
+    for (const turn of turns) {
+      const until = turn.timestamp ?? "9";
+      const names = attached.filter(({ attached_at: at = "" }) => at > since && at <= until).map(({ name }) => name);
+      if (names.join("/") !== turn.files.join("/")) {
+        turn.files = names;
+        this.#app.view.updateTurn(turn);
+      }
+      since = until;
+    }
+  }
+
+  /**
+   * Attaches files, a few at once; what cannot be attached says why, and the others go on.
    * @param {File[]} files
    */
   async attach(files) {
@@ -35,23 +82,87 @@ export class Uploads {
     const id = this.#app.state.currentId ?? (agentId === null ? null : await this.#app.asking.createSession(agentId));
     if (id === null) return;
     this.#app.list.showSessions();
-    this.#app.view.clearNotice();
     const conversation = this.#app.state.conversationOf(id);
-    conversation.reading.push(...files.map(({ name }) => name));
-    this.showAttachments();
     for (const file of files) {
-      try {
-        const { attachment_id: attachmentId, filename } = await this.#app.api.upload(id, file);
-        this.#setAttachments(id, (now) => [...now, { id: attachmentId, name: filename }]);
-        this.#app.view.announce(`${filename} is attached.`);
-      } catch (error) {
-        if (!(error instanceof ApiError)) throw error;
-        const { title, message } = errorText(error.failure);
-        this.#app.view.notify({ title, message: `${file.name}: ${message}` });
-      }
-      conversation.reading.splice(conversation.reading.indexOf(file.name), 1);
-      this.showAttachments();
+      conversation.uploads.push({ file, state: "waiting", sent: 0, failure: null, ending: new AbortController() });
     }
+    this.showAttachments();
+    this.#sendNext(conversation);
+  }
+
+  /** @param {Upload} upload */
+  retry(upload) {
+    const conversation = this.#app.state.current;
+    if (conversation === undefined) return;
+    Object.assign(upload, { state: "waiting", sent: 0, failure: null, ending: new AbortController() });
+    this.showAttachments();
+    this.#sendNext(conversation);
+  }
+
+  /** @param {Upload} upload */
+  drop(upload) {
+    const conversation = this.#app.state.current;
+    if (conversation === undefined) return;
+    upload.ending.abort();
+    this.#take(conversation, upload);
+    // The button is gone, and with it the place of the keyboard.
+    this.#app.view.focusComposer();
+  }
+
+  /**
+   * Settled once no file of the session is on its way any more.
+   * @param {string} id
+   * @returns {Promise<void>}
+   */
+  settled(id) {
+    if (!this.#app.state.conversationOf(id).uploads.some(isOnItsWay)) return Promise.resolve();
+    return new Promise((resolve) => {
+      this.#waiting.set(id, [...(this.#waiting.get(id) ?? []), resolve]);
+    });
+  }
+
+  /** @param {Conversation} conversation */
+  #sendNext(conversation) {
+    const running = conversation.uploads.filter(({ state }) => state === "sending" || state === "reading").length;
+    const waiting = conversation.uploads.filter(({ state }) => state === "waiting");
+    for (const upload of waiting.slice(0, AT_ONCE - running)) this.#send(conversation, upload);
+    if (conversation.uploads.some(isOnItsWay)) return;
+    for (const resolve of this.#waiting.get(conversation.id) ?? []) resolve();
+    this.#waiting.delete(conversation.id);
+  }
+
+  /** @param {Conversation} conversation @param {Upload} upload */
+  async #send(conversation, upload) {
+    upload.state = "sending";
+    const { file, ending } = upload;
+    const { signal } = ending;
+    /** @param {number} sent */
+    const onProgress = (sent) => {
+      upload.sent = sent;
+      if (sent === 1) upload.state = "reading";
+      this.#app.view.attachments.update(upload);
+    };
+    try {
+      const { attachment_id: id, filename: name, ...more } = await this.#app.api.upload(conversation.id, file, { onProgress, signal });
+      const { size_bytes, attached_at } = more;
+      this.#setAttachments(conversation.id, (now) => [...now, { id, name, size_bytes, attached_at }]);
+      this.#app.view.announce(t("attached", { name }));
+      this.#take(conversation, upload);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof ApiError)) throw error;
+      upload.state = "failed";
+      upload.failure = { ...errorText(error.failure), retryable: error.retryable };
+      this.#app.view.attachments.update(upload);
+      this.#sendNext(conversation);
+    }
+  }
+
+  /** @param {Conversation} conversation @param {Upload} upload */
+  #take(conversation, upload) {
+    conversation.uploads = conversation.uploads.filter((other) => other !== upload);
+    this.showAttachments();
+    this.#sendNext(conversation);
   }
 
   /** @param {Attachment} attachment */
@@ -61,7 +172,7 @@ export class Uploads {
     await this.#app.guarded(async () => {
       await this.#app.api.removeAttachment(id, attachmentId);
       this.#setAttachments(id, (now) => now.filter((one) => one.id !== attachmentId));
-      this.#app.view.announce(`${name} is removed.`);
+      this.#app.view.announce(t("removed", { name }));
     });
     // The button is gone, and with it the place of the keyboard.
     this.#app.view.focusComposer();
@@ -79,4 +190,9 @@ export class Uploads {
     this.#app.state.sessions.set(id, { ...session, attachments: [...byId.values()] });
     this.showAttachments();
   }
+}
+
+/** @param {Upload} upload */
+function isOnItsWay({ state }) {
+  return state !== "failed";
 }

@@ -2,6 +2,7 @@
 
 /**
  * @import { Agent, Attachment, Session } from "./api.js"
+ * @import { Upload } from "./attachments.js"
  * @import { IconName } from "./dom.js"
  * @import { Claims } from "./oidc.js"
  * @import { ConnectionState, Turn } from "./protocol.js"
@@ -60,6 +61,8 @@ const CONNECTIONS = {
  * @property {(id: string) => void} chooseModel
  * @property {(files: File[]) => void} attach
  * @property {(attachment: Attachment) => void} detach
+ * @property {(upload: Upload) => void} retryUpload
+ * @property {(upload: Upload) => void} dropUpload
  * @typedef {PageActions & TurnActions} Actions
  */
 
@@ -109,7 +112,6 @@ export class View {
   /** @type {boolean|null} */
   #busy = null;
   #sidebar;
-  #attachments;
 
   /** @param {Actions} actions */
   constructor(actions) {
@@ -118,10 +120,15 @@ export class View {
     this.#nodes = Object.fromEntries(named);
     this.reader = new Reader(this.#nodes.reader);
     this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
-    const { attachments: list, attach: button, "attach-input": input } = this.#nodes;
-    this.#attachments = new AttachmentBar(
-      { list, button, input },
-      { attach: (files) => this.#actions.attach(files), remove: (attachment) => this.#actions.detach(attachment) },
+    const { attachments: list, attach: button, "attach-input": input, message: field, main: area } = this.#nodes;
+    this.attachments = new AttachmentBar(
+      { list, button, input, field, area },
+      {
+        attach: (files) => actions.attach(files),
+        remove: (attachment) => actions.detach(attachment),
+        retry: (upload) => actions.retryUpload(upload),
+        drop: (upload) => actions.dropUpload(upload),
+      },
     );
     this.#addIcons();
     this.#wireComposer();
@@ -385,11 +392,6 @@ export class View {
   }
 
   // ---- composer ----
-
-  /** @param {{offered: boolean, attached: Attachment[], reading: string[]}} state as AttachmentBar shows it */
-  showAttachments(state) {
-    this.#attachments.show(state);
-  }
 
   /**
    * Whether the conversation on the screen is answering: the send button is then a stop button.

@@ -1,5 +1,6 @@
 """A person gives Rico a file, asks about it, opens the cited passage, and takes the file away again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,14 @@ import pytest
 from playwright.async_api import Page, expect
 
 from agentic_backend.app import Parts
+from knowledge_flow_backend.ingest.names import SUFFIXES
+from tests.checks.source import ROOT
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import start_on
+from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
+from tests.support.postgres import Database
+from tests.support.service import StartService
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,8 +73,13 @@ async def test_a_file_is_attached_cited_kept_over_a_reload_and_removed(page, sta
         await expect(page.locator("#reader mark").first).to_contain_text("Rinse the filter once a week")
         await page.keyboard.press("Escape")
 
+        # It is shown with the question that it came before.
+        with_question = page.get_by_role("list", name="Files that came with this question").get_by_role("listitem")
+        await expect(with_question).to_have_text("pumps.md")
+
         await page.reload()
-        await expect(attached).to_have_text("pumps.md")
+        await expect(attached).to_have_text(f"pumps.md{len(PUMPS)} byte")
+        await expect(with_question).to_have_text("pumps.md")
         await page.get_by_role("button", name="Remove pumps.md").click()
         await expect(attached).to_have_count(0)
         await expect(page.get_by_label("Your message")).to_be_focused()
@@ -86,14 +97,67 @@ async def test_what_cannot_be_attached_is_said_by_its_name(page, start_service, 
     ):
         await open_page(page, service.port)
         await page.get_by_label("Agent").select_option("Rico")
-        alert = page.get_by_role("alert")
+        rows = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+        tool, large, again = (rows.filter(has_text=name) for name in ("tool.exe", "large.txt", "attached already"))
         await choose(page, files["tool.exe"], files["pumps.md"])
-        await expect(page.get_by_role("button", name="Remove pumps.md")).to_be_visible()
-        await expect(alert).to_contain_text(
-            "This file could not be read tool.exe: Files of this type are not supported."
+        await expect(rows.filter(has_text="pumps.md")).not_to_have_attribute("aria-busy", "true")
+        await expect(tool.get_by_role("alert")).to_have_text(
+            "This file could not be read: Files of this type are not supported."
         )
         await choose(page, files["large.txt"])
-        await expect(alert).to_contain_text("This file is too large large.txt: At most 1 MB can be attached.")
+        await expect(large.get_by_role("alert")).to_have_text("This file is too large: At most 1 MB can be attached.")
         await choose(page, files["pumps.md"])
-        await expect(alert).to_contain_text("A file of this name is attached already")
+        await expect(again.get_by_role("alert")).to_contain_text("A file of this name is attached already")
+        await expect(rows).to_have_count(4)
+        await page.get_by_role("button", name="Remove tool.exe").click()
+        await expect(tool).to_have_count(0)
+        await expect(page.get_by_label("Your message")).to_be_focused()
         assert len(await service.get("/chatbot/sessions")) == 1
+
+
+DROP = """([selector, type, files]) => {
+  const data = new DataTransfer();
+  for (const [name, text] of files) data.items.add(new File([text], name));
+  const made = type === "paste" ? new ClipboardEvent(type, { clipboardData: data, bubbles: true, cancelable: true })
+    : new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true });
+  document.querySelector(selector).dispatchEvent(made);
+  return made.defaultPrevented;
+}"""
+
+
+async def test_files_are_dropped_and_pasted_and_the_question_waits_for_them(
+    page: Page, start_service: StartService, database: Database, mock_llm: MockModel
+) -> None:
+    async with (
+        start_on(database, mock_llm.base_url)() as knowledge,
+        start_service(ai=settings(knowledge.port), parts=PATIENT) as service,
+    ):
+        await open_page(page, service.port)
+        hint = page.locator("#drop-hint")
+        name = "<img src=x onerror=document.title=1>.md"
+        await page.evaluate(DROP, ["#log", "dragenter", [["a.md", PUMPS]]])
+        await expect(hint).to_have_text("This agent takes no files")
+        # Where no files are taken, the browser still must not open them in the place of the page.
+        assert await page.evaluate(DROP, ["#log", "drop", [["a.md", PUMPS]]])
+        await expect(hint).to_be_hidden()
+        await page.get_by_label("Agent").select_option("Rico")
+        await page.evaluate(DROP, ["#log", "dragenter", [["a.md", PUMPS]]])
+        await expect(hint).to_have_text("Drop files to attach them")
+        await page.evaluate(DROP, ["#log", "drop", [["a.md", PUMPS], ["b.txt", "Bees sleep at night."]]])
+        assert await page.evaluate(DROP, ["#message", "paste", [[name, "Third."]]])
+        assert not await page.evaluate(DROP, ["#message", "paste", []])
+        await page.get_by_label("Your message").fill("How often is the filter rinsed?")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".answer .markdown")).to_contain_text("Rinse the filter once a week")
+        rows = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+        await expect(rows).to_have_count(3)
+        assert sorted(await rows.locator(".attachment-name").all_text_contents()) == [name, "a.md", "b.txt"]
+        with_question = page.get_by_role("list", name="Files that came with this question").get_by_role("listitem")
+        await expect(with_question).to_have_count(3)
+        assert sorted(await with_question.all_text_contents()) == [name, "a.md", "b.txt"]
+
+
+async def test_the_chooser_offers_what_is_read() -> None:
+    script = (ROOT / "agentic_backend/web/attachments.js").read_text()
+    (listed,) = re.findall(r"export const ENDINGS = \[(.*?)\];", script, re.DOTALL)
+    assert set(re.findall(r'"(\w+)"', listed)) == SUFFIXES

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ async def test_rico_cites_an_attachment_in_its_session_and_in_no_other(
         assert status == 200
         attachment_id = given.pop("attachment_id")
         assert given.pop("session")["id"] == session_id
+        attached_at = given.pop("attached_at")
         assert given == {
             "session_id": session_id,
             "filename": "pumps.md",
@@ -150,7 +152,11 @@ async def test_rico_cites_an_attachment_in_its_session_and_in_no_other(
         assert (status, json.loads(body)["summary_md"]) == (200, PUMPS)
         assert (await call(service, "GET", f"{summary}?session_id={other}"))[0] == 404
         listed = {session["id"]: session for session in await service.get("/chatbot/sessions")}
-        assert listed[session_id]["attachments"] == [{"id": attachment_id, "name": "pumps.md"}]
+        (file,) = listed[session_id]["attachments"]
+        # One is the clock of the service, the other that of the database.
+        apart = datetime.fromisoformat(file.pop("attached_at")) - datetime.fromisoformat(attached_at)
+        assert abs(apart) < timedelta(hours=1)
+        assert file == {"id": attachment_id, "name": "pumps.md", "size_bytes": len(PUMPS)}
         assert listed[session_id]["file_names"] == ["pumps.md"]
         assert listed[other]["attachments"] == listed[other]["file_names"] == []
 
