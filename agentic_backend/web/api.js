@@ -23,7 +23,7 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{max_attached_file_size_mb: number}} Limits
- * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
+ * @typedef {{limits: Limits, feature_flags?: {public_links?: boolean}, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
  */
 
 const DEADLINE_MS = 15_000;

@@ -120,6 +120,7 @@ class App {
       deleteSession: (id) => this.#deleteSession(id),
       search: (words) => this.#search(words),
       exportSession: (format) => this.#exportSession(format),
+      share: () => this.#share(),
       rate: (turn, rating) => this.#rate(turn, rating),
       loadEarlier: () => this.#loadEarlier(),
       connect: () => this.#socket.connect(),
@@ -234,7 +235,7 @@ class App {
 
   #showPlaces(current = placeAt(location.hash)?.place) {
     const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
-    this.#view.showPlaces(open, current?.name ?? null);
+    this.#view.showPlaces(open.filter(({ listed = true }) => listed), current?.name ?? null);
   }
 
   async #loadSessions() {
@@ -279,6 +280,11 @@ class App {
   async #exportSession(format) {
     const id = this.#currentId;
     if (id !== null) await this.#guarded(async () => this.#view.save(await this.#api.exported(id, format)));
+  }
+
+  async #share() {
+    const id = this.#currentId;
+    if (id !== null) await this.#guarded(async () => (await import("./share/dialog.js")).share(this.#api, id));
   }
 
   // ---- feedback ----
