@@ -146,6 +146,11 @@ class App {
   }
 
   async start() {
+    const at = placeAt(location.hash);
+    if (at?.place.open?.(at.rest)) {
+      this.#showOpenly(at);
+      return;
+    }
     this.#entered = this.#login.enter();
     if (!(await this.#entered)) return;
     // Another person may sign in next in this tab, or be signed in in the one beside it.
@@ -530,6 +535,17 @@ class App {
     this.#places.leave();
     const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
     this.#open(match === null ? null : match[1]);
+  }
+
+  /**
+   * A place that is there for people who have not signed in, and nothing else of the page.
+   * @param {{place: Place, rest: string}} at
+   */
+  #showOpenly({ place, rest }) {
+    document.body.classList.add("stranger");
+    addEventListener("hashchange", () => location.reload());
+    this.#view.showPlace(place.title());
+    this.#places.show(place, rest);
   }
 
   /** @param {{place: Place, rest: string}} at */

@@ -38,6 +38,7 @@ const t = catalogue({
  * @property {string|null} permission without which nobody is led there; null for everybody
  * @property {string|null} [style] its style sheet below web/
  * @property {boolean} [listed] false for one that only an address leads to
+ * @property {(rest: string) => boolean} [open] whether such an address is shown to whoever comes, before they sign in
  * @property {() => Promise<{show: (host: HTMLElement, page: Page, rest: string) => () => void}>} load
  */
 
@@ -48,6 +49,7 @@ export const PLACES = [
     title: () => t("shared"),
     permission: null,
     listed: false,
+    open: (rest) => rest.startsWith("public/"),
     style: "share/style.css",
     load: () => import("./share/place.js"),
   },

@@ -7,6 +7,7 @@ import pytest
 
 from agentic_backend.rest.shares import MAX_LINKS, seen_by_readers
 from backend_kit.wire import dumps
+from tests.agentic_backend.records import until
 from tests.support.people import SECURITY, headers_of, token_of
 from tests.support.service import BASE, hear_until, say
 
@@ -72,7 +73,7 @@ async def test_whoever_signs_in_reads_by_a_link_what_was_said_until_it_was_made(
     assert seen["title"] == "What is a snapshot?"
     said = json.dumps(seen)
     assert session_id not in said
-    assert "ann" not in {value for value in said.split('"')}
+    assert '"ann"' not in said
     assert await read(secured, "", made["token"]) == await call(secured, "", "GET", "/sessions")  # 401
     # The conversation itself is as closed as before.
     assert (await call(secured, "bob", "GET", f"/session/{session_id}/history"))[0] == 403
@@ -216,9 +217,22 @@ async def test_making_reading_and_revoking_are_noted(secured, database):
     for user in ("ann", "bob", "bob", "cal"):
         assert (await read(secured, user, made["token"]))[0] == 200
     await call(secured, "ann", "DELETE", f"/session/{session_id}/share/{made['id']}")
-    await secured.stop() if hasattr(secured, "stop") else None
-    with psycopg.connect(database.dsn) as connection:
-        connection.execute("SELECT 1")
+    link = f"link:{made['id']}"
+
+    def noted():
+        query = (
+            "SELECT action, actor, kind, object_id, subject FROM audit_event WHERE subject <> '' ORDER BY happened_at"
+        )
+        with psycopg.connect(database.dsn) as connection:
+            return connection.execute(query).fetchall()
+
+    await until(lambda: len(noted()) == 4)
+    assert noted() == [
+        ("session_shared", "ann", "session", session_id, link),
+        ("read_by_share", "bob", "session", session_id, link),
+        ("read_by_share", "cal", "session", session_id, link),
+        ("session_unshared", "ann", "session", session_id, link),
+    ]
 
 
 SOURCE = {"uid": "d", "score": 0.5, "tag_ids": ["t"], "author": "ann", "retrieval_score": 0.1}

@@ -147,8 +147,8 @@ class ShareDialog {
     const days = this.#ends.value === "" ? null : Number(this.#ends.value);
     const wanted = { audience: this.#who.value, later_turns: this.#later.checked, days };
     /** @type {Share & {token: string}} */
-    const { token } = await this.#api.call("POST", this.#path, wanted);
-    const address = addressOf(token);
+    const link = await this.#api.call("POST", this.#path, wanted);
+    const address = addressOf(link);
     const field = el("input", { type: "text", readonly: true, value: address, "aria-label": t("link") });
     field.addEventListener("focus", () => field.select());
     this.#made.replaceChildren(field, copyButton(() => address, t("copy")), el("p", { class: "hint" }, t("once")));

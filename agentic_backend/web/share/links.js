@@ -22,20 +22,24 @@
 
 import { language } from "../i18n.js";
 
-const TOKEN = /^[\w-]{43}$/;
+const REST = /^(public\/)?([\w-]{43})$/;
 const DATE = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "short" });
 
-/** @param {string} text */
-export function isToken(text) {
-  return TOKEN.test(text);
+/**
+ * Where the service has what an address shows; null where the address is none of a link.
+ * @param {string} rest of the address, behind the name of the place
+ */
+export function pathIn(rest) {
+  const [, open, token] = REST.exec(rest) ?? [];
+  return token === undefined ? null : `chatbot/${open === undefined ? "shared" : "public"}/${token}`;
 }
 
 /**
  * The address under which a conversation is read: the token stands where no server sees it when the page is fetched.
- * @param {string} token
+ * @param {Share & {token: string}} link
  */
-export function addressOf(token) {
-  return new URL(`/#/s/${token}`, location.href).href;
+export function addressOf({ token, audience }) {
+  return new URL(`/#/s/${audience === "anybody" ? "public/" : ""}${token}`, location.href).href;
 }
 
 /** @param {string} iso */

@@ -12,7 +12,7 @@ import { Turn } from "../protocol.js";
 import { placeText, SourceList } from "../sources.js";
 import { errorText } from "../texts.js";
 import { AnswerItem } from "../turns.js";
-import { dateText, isToken } from "./links.js";
+import { dateText, pathIn } from "./links.js";
 
 const t = catalogue({
   en: {
@@ -54,10 +54,10 @@ const WINDOW = 200;
 /**
  * @param {HTMLElement} host
  * @param {Page} page
- * @param {string} token
+ * @param {string} rest
  */
-export function show(host, page, token) {
-  const view = new SharedView(host, page, token);
+export function show(host, page, rest) {
+  const view = new SharedView(host, page, pathIn(rest));
   view.load();
   return () => view.end();
 }
@@ -65,7 +65,7 @@ export function show(host, page, token) {
 class SharedView {
   #host;
   #page;
-  #token;
+  #path;
   #ended = false;
   #read = 0;
   /** @type {Map<number, Frames.ChatMessage>} by rank */
@@ -73,11 +73,11 @@ class SharedView {
   #turns = el("div", { class: "shared-turns" });
   #earlier = el("button", { type: "button", class: "small" }, t("earlier"));
 
-  /** @param {HTMLElement} host @param {Page} page @param {string} token */
-  constructor(host, page, token) {
+  /** @param {HTMLElement} host @param {Page} page @param {string|null} path */
+  constructor(host, page, path) {
     this.#host = host;
     this.#page = page;
-    this.#token = token;
+    this.#path = path;
     this.#earlier.addEventListener("click", () => this.load());
   }
 
@@ -87,7 +87,7 @@ class SharedView {
 
   /** The next window towards the beginning; the first time the newest. */
   async load() {
-    if (!isToken(this.#token)) {
+    if (this.#path === null) {
       this.#say(t("nothing"));
       return;
     }
@@ -95,7 +95,7 @@ class SharedView {
     try {
       const window = new URLSearchParams({ limit: String(WINDOW), offset: String(this.#read) });
       /** @type {SharedConversation} */
-      const conversation = await this.#page.api.call("GET", `chatbot/shared/${this.#token}?${window}`);
+      const conversation = await this.#page.api.call("GET", `${this.#path}?${window}`);
       if (!this.#ended) this.#show(conversation);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
