@@ -7,5 +7,7 @@ const t = catalogue({ en: { share: "Share" }, fr: { share: "Partager" } });
 
 /** @param {() => void} onclick */
 export function shareButton(onclick) {
-  return el("button", { type: "button", id: "share", class: "quiet small", title: t("share"), onclick }, icon("link"), el("span", {}, t("share")));
+  const label = t("share");
+  const attributes = { type: "button", id: "share", class: "quiet small", title: label, "aria-label": label, onclick };
+  return el("button", attributes, icon("link"), el("span", {}, label));
 }
