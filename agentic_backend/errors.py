@@ -2,10 +2,10 @@
 
 ServiceError (backend_kit.wire)
 ├── BadRequest, UnknownType, MessageTooLong, TooLarge      the client's frame or body
-├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound
+├── SessionNotFound, AgentNotFound, ExchangeNotFound, MessageNotFound, ShareNotFound
 ├── Unauthenticated, Forbidden
 ├── AgentRefused                                 an agent with values that are not allowed
-├── SessionLimitReached
+├── SessionLimitReached, ShareLimitReached
 ├── SessionBusy, SessionRecovering, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
@@ -70,6 +70,18 @@ class MessageNotFound(ServiceError):
     """No message of that rank in the session."""
 
     code: ClassVar[Code] = Code.MESSAGE_NOT_FOUND
+
+
+class ShareNotFound(ServiceError):
+    """A link that was never made, is revoked or expired, or whose session is deleted; nobody can distinguish these."""
+
+    code: ClassVar[Code] = Code.SHARE_NOT_FOUND
+
+
+class ShareLimitReached(ServiceError):
+    """The session has as many links as a session may have."""
+
+    code: ClassVar[Code] = Code.SHARE_LIMIT_REACHED
 
 
 class Unauthenticated(ServiceError):

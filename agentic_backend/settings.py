@@ -81,6 +81,9 @@ class AgenticSecurity(Security):
     allow_query_token: bool = False
     """Whether a WebSocket may send its token as `?token=`, which proxies and browser histories record. If not, such a
     token is ignored."""
+    public_links: bool = False
+    """Whether a conversation may be shared with anybody who has its link, without signing in. If not, such links are
+    refused with 403, and those that were made before are for signed-in readers."""
 
 
 class FieldSpec(Section):

@@ -41,15 +41,17 @@ from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.attachments import ATTACHED_FILES, AttachmentServices
 from agentic_backend.rest.configuration import PublicSettings
 from agentic_backend.rest.keys import KeyServices, KeyStore
+from agentic_backend.rest.shares import ShareServices
 from agentic_backend.session.admission import Admission, Overall, TurnLimits
 from agentic_backend.session.attachments import Leftovers
+from agentic_backend.session.links import LinkStore
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.turn import TurnRules
 from agentic_backend.settings import DEFAULT_MODEL, AgenticSettings, DefaultChatModel, OfferedModel, pairs_of
 from agentic_backend.surfaces.services import DoorServices, Entrance
 from backend_kit.aio import FairGate, GateRules, TaskRegistry
-from backend_kit.auth import ApiKeys
+from backend_kit.auth import ApiKeys, Lately, NoteEvent
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import JsonClient
 from backend_kit.kpi import Kpi
@@ -420,6 +422,7 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         max_attached_files_per_user=ai.max_attached_files_per_user,
         max_attached_file_size_mb=ai.max_attached_file_size_mb,
         static_agents_only=ai.use_static_config_only,
+        public_links=settings.security.public_links,
     )
 
 
@@ -439,6 +442,11 @@ def make_keys(settings: AgenticSettings, store: KeyStore | None, keys: ApiKeys |
     return KeyServices(
         store, keys, operator_roles(settings), editor_roles(settings), settings.security.api_keys.provider_users
     )
+
+
+def make_shares(settings: AgenticSettings, links: LinkStore, note: NoteEvent) -> ShareServices:
+    """What the routes of links to conversations need."""
+    return ShareServices(links, note, Lately(settings.audit.repeat_min * 60.0), settings.security.public_links)
 
 
 def socket_rules(settings: AgenticSettings) -> SocketRules:

@@ -17,6 +17,7 @@ from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.grants import PostgresGrants
 from agentic_backend.persist.graph_pool import GraphPool
+from agentic_backend.persist.links import PostgresLinks
 from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.persist.threads import PostgresThreads
@@ -73,7 +74,7 @@ class Persistence:
     """Owns the pools, the spool, the queue and the batcher; provides the ports of the session layer.
 
     `store` reads (SessionStore), `log` takes finished turns (TurnLog); `threads`, `agents`, `grants`, `attachments`,
-    `feedback` and `figures` are named for their ports.
+    `feedback`, `links` and `figures` are named for their ports.
     `on_state` gets each state of connecting to the database; after `refused` the service can never become ready and
     should end, as it should when `give_up` is called with the exit code, because it can have no claim on the database
     (`Owner`). `possessions` is what this process took at its start. Construct it on the event loop: it counts what an
@@ -148,6 +149,7 @@ class Persistence:
         """The smaller ports, each over one table or two."""
         self.attachments = PostgresAttachments(queries, self.pending)
         self.feedback = PostgresFeedback(queries, self.pending)
+        self.links = PostgresLinks(queries, self.pending)
         self.agents = PostgresAgents(queries)
         self.grants = PostgresGrants(queries)
         self.figures = PostgresFigures(queries)

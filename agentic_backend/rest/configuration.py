@@ -43,11 +43,12 @@ class PublicSettings:
     max_attached_files_per_user: int
     max_attached_file_size_mb: int
     static_agents_only: bool
+    public_links: bool
 
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""
         return {
-            "feature_flags": {"agent_editing": not self.static_agents_only},
+            "feature_flags": {"agent_editing": not self.static_agents_only, "public_links": self.public_links},
             "properties": {"siteDisplayName": "Turnwise"},
             "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
             "limits": {

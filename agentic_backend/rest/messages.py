@@ -25,7 +25,7 @@ class MessageReader:
         between = b""
         async for page in self._store.pages(*self._key, window):
             if page.large is None:
-                yield AnswerPart(between + await self._written(page, self._joined), page.last)
+                yield AnswerPart(between + await written_page(page, self._joined), page.last)
             else:
                 async for piece in self._store.message(*self._key, page.large, self._text):
                     yield AnswerPart(between + piece)
@@ -38,22 +38,23 @@ class MessageReader:
         """All messages a page at a time, as `write` says it, and as `write_large` says one by its rank that is too
         large to be in memory. May raise `HistoryUnavailable`."""
         async for page in self._store.pages(*self._key, HistoryWindow()):
-            written = await self._written(page, write) if page.large is None else write_large(page.large)
+            written = await written_page(page, write) if page.large is None else write_large(page.large)
             yield AnswerPart(written, page.last)
 
     def _joined(self, messages: Sequence[bytes]) -> bytes:
         cut = self._text
         return b",".join(messages if cut is None else [cut_texts(message, cut) for message in messages])
 
-    @staticmethod
-    async def _written(page: HistoryPage, write: Callable[[Sequence[bytes]], bytes]) -> bytes:
-        if sum(map(len, page.messages)) <= _OFF_LOOP_BYTES:
-            written = write(page.messages)
-        else:
-            written = await asyncio.to_thread(write, page.messages)
-        # Those who read the page stand where they gave it away, and hold it until its reader comes for the next.
-        page.messages.clear()
-        return written
+
+async def written_page(page: HistoryPage, write: Callable[[Sequence[bytes]], bytes]) -> bytes:
+    """The messages of a page as `write` says them, in a thread where they are many bytes. The page is empty then."""
+    if sum(map(len, page.messages)) <= _OFF_LOOP_BYTES:
+        written = write(page.messages)
+    else:
+        written = await asyncio.to_thread(write, page.messages)
+    # Those who read the page stand where they gave it away, and hold it until its reader comes for the next.
+    page.messages.clear()
+    return written
 
 
 async def enclosed(head: bytes, parts: Parts, end: bytes) -> Parts:

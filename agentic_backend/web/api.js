@@ -25,7 +25,10 @@
  * @typedef {{max_attached_file_size_mb: number}} Limits
  * @typedef {{onProgress: (sent: number) => void, signal: AbortSignal}} Watched hears the share of a form that was sent,
  *   from 0 to 1; `signal` gives it up
- * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
+ * @typedef {object} Settings
+ * @property {Limits} limits
+ * @property {{public_links?: boolean}} [feature_flags]
+ * @property {{enabled: boolean, realm_url?: string|null, client_id?: string|null}} user_auth
  */
 
 const DEADLINE_MS = 15_000;

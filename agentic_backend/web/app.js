@@ -56,6 +56,7 @@ export class App {
       deleteSession: (id) => this.list.deleteSession(id),
       search: (words) => this.list.search(words),
       exportSession: (format) => this.list.exportSession(format),
+      share: () => this.list.share(),
       rate: (turn, rating) => this.ratings.rate(turn, rating),
       loadEarlier: () => this.histories.loadEarlier(),
       connect: () => this.socket.connect(),
@@ -79,6 +80,7 @@ export class App {
   }
 
   async start() {
+    if (this.navigation.showOpenly()) return;
     this.entered = this.login.enter();
     if (!(await this.entered)) return;
     this.following.begin();

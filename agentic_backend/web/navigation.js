@@ -60,7 +60,7 @@ export class Navigation {
 
   #showPlaces(current = placeAt(location.hash)?.place) {
     const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
-    this.#app.view.showPlaces(open, current?.name ?? null);
+    this.#app.view.showPlaces(open.filter(({ listed = true }) => listed), current?.name ?? null);
   }
 
   /** @param {string} hash */
@@ -93,6 +93,17 @@ export class Navigation {
     this.#places.leave();
     const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
     this.#open(match === null ? null : match[1]);
+  }
+
+  /** Shows a place that is there for people who have not signed in, and nothing else of the page; whether this is one. */
+  showOpenly() {
+    const at = placeAt(location.hash);
+    if (!at?.place.open?.(at.rest)) return false;
+    document.body.classList.add("stranger");
+    addEventListener("hashchange", () => location.reload());
+    this.#app.view.showPlace(at.place.title());
+    this.#places.show(at.place, at.rest);
+    return true;
   }
 
   /** @param {{place: Place, rest: string}} at */

@@ -9,8 +9,14 @@ import { el } from "./dom.js";
 import { catalogue } from "./i18n.js";
 
 const t = catalogue({
-  en: { missing: "This part of the page could not be loaded. Reload the page to try again." },
-  fr: { missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer." },
+  en: {
+    missing: "This part of the page could not be loaded. Reload the page to try again.",
+    shared: "Shared conversation",
+  },
+  fr: {
+    missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
+    shared: "Conversation partagée",
+  },
 });
 
 /**
@@ -31,11 +37,23 @@ const t = catalogue({
  * @property {() => string} title
  * @property {string|null} permission without which nobody is led there; null for everybody
  * @property {string|null} [style] its style sheet below web/
+ * @property {boolean} [listed] false for one that only an address leads to
+ * @property {(rest: string) => boolean} [open] whether such an address is shown to whoever comes, before they sign in
  * @property {() => Promise<{show: (host: HTMLElement, page: Page, rest: string) => () => void}>} load
  */
 
 /** @type {Place[]} */
-export const PLACES = [];
+export const PLACES = [
+  {
+    name: "s",
+    title: () => t("shared"),
+    permission: null,
+    listed: false,
+    open: (rest) => rest.startsWith("public/"),
+    style: "share/style.css",
+    load: () => import("./share/place.js"),
+  },
+];
 
 /** Shows one place at a time in a host; `leave` ends it. */
 export class Places {
@@ -58,7 +76,7 @@ export class Places {
   async show(place, rest) {
     this.leave();
     const visit = this.#visits;
-    this.#addStyle(place);
+    if (typeof place.style === "string") addStyle(place.style);
     try {
       const { show } = await place.load();
       if (visit !== this.#visits) return; // the person has gone on meanwhile
@@ -75,12 +93,14 @@ export class Places {
     this.#end = () => {};
     this.#host.replaceChildren();
   }
+}
 
-  /** @param {Place} place */
-  #addStyle({ style = null }) {
-    if (style === null) return;
-    const href = new URL(style, import.meta.url).href;
-    const known = [.../** @type {NodeListOf<HTMLLinkElement>} */ (document.querySelectorAll("link[rel=stylesheet]"))];
-    if (!known.some((link) => link.href === href)) document.head.append(el("link", { rel: "stylesheet", href }));
-  }
+/**
+ * Adds a style sheet to the page, once.
+ * @param {string} style below web/
+ */
+export function addStyle(style) {
+  const href = new URL(style, import.meta.url).href;
+  const known = [.../** @type {NodeListOf<HTMLLinkElement>} */ (document.querySelectorAll("link[rel=stylesheet]"))];
+  if (!known.some((link) => link.href === href)) document.head.append(el("link", { rel: "stylesheet", href }));
 }

@@ -61,6 +61,11 @@ export class SessionList {
     if (id !== null) await this.#app.guarded(async () => this.#app.view.save(await this.#app.api.exported(id, format)));
   }
 
+  async share() {
+    const id = this.#app.state.currentId;
+    if (id !== null) await this.#app.guarded(async () => (await import("./share/dialog.js")).share(this.#app.api, id));
+  }
+
   /** @param {Frames.Session} session */
   noteSession(session) {
     const known = this.#app.state.sessions.get(session.id);

@@ -323,7 +323,7 @@ function stateText(turn) {
 }
 
 /** The answer, or a whole message of text among the steps. */
-class AnswerItem {
+export class AnswerItem {
   #stream;
   #extras = el("div", { class: "extras" });
   /** @type {Frames.ChatMessage|null} */

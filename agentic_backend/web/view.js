@@ -14,6 +14,7 @@
 import { AttachmentBar } from "./attachments.js";
 import { el, icon } from "./dom.js";
 import { Reader } from "./reader.js";
+import { shareButton } from "./share/button.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { TurnView } from "./turns.js";
 
@@ -54,6 +55,7 @@ const CONNECTIONS = {
  * @property {(id: string) => void} deleteSession
  * @property {(words: string) => void} search
  * @property {(format: "md"|"json") => void} exportSession
+ * @property {() => void} share
  * @property {() => void} loadEarlier
  * @property {() => void} connect
  * @property {() => void} signOut
@@ -136,6 +138,7 @@ export class View {
     this.#wireScrolling();
     this.#nodes["sign-out"].addEventListener("click", () => this.#actions.signOut());
     this.#nodes["new-chat"].addEventListener("click", () => this.#actions.newChat());
+    this.#nodes.exports.prepend(shareButton(() => this.#actions.share()));
     this.#nodes["export-md"].addEventListener("click", () => this.#actions.exportSession("md"));
     this.#nodes["export-json"].addEventListener("click", () => this.#actions.exportSession("json"));
     const { search, agent, model } = this.#nodes;

@@ -28,6 +28,8 @@ class AuditAction(StrEnum):
     AGENT_UNSHARED = "agent_unshared"
     PERSON_ANSWERED = "person_answered"
     SESSION_DELETED = "session_deleted"
+    SESSION_SHARED = "session_shared"
+    SESSION_UNSHARED = "session_unshared"
     ATTACHMENT_DELETED = "attachment_deleted"
     LIBRARY_SHARED = "library_shared"
     LIBRARY_UNSHARED = "library_unshared"
@@ -68,8 +70,8 @@ def this_instance() -> str:
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
     """One act. `subject` is with whom something is shared: `user:…`, `group:…`, `role:…` or
-    `everyone`, of an agent behind the relation: `use user:…`. `at`: seconds since the
-    epoch, by the clock of the host. `id` makes it one event, however often it is written."""
+    `everyone`, of an agent behind the relation: `use user:…`; of a conversation the link: `link:…`. `at`: seconds since
+    the epoch, by the clock of the host. `id` makes it one event, however often it is written."""
 
     action: AuditAction
     kind: AuditKind

@@ -15,6 +15,8 @@ class Code(StrEnum):
     AGENT_NOT_FOUND = "agent_not_found"
     EXCHANGE_NOT_FOUND = "exchange_not_found"
     MESSAGE_NOT_FOUND = "message_not_found"
+    SHARE_NOT_FOUND = "share_not_found"
+    SHARE_LIMIT_REACHED = "share_limit_reached"
     NOT_AWAITING = "not_awaiting"
     CONFLICT = "conflict"
     SESSION_BUSY = "session_busy"
@@ -63,6 +65,8 @@ CODES: dict[Code, CodeInfo] = {
     Code.AGENT_NOT_FOUND: CodeInfo(404, False, "Agent not found.", "Agent introuvable."),
     Code.EXCHANGE_NOT_FOUND: CodeInfo(404, False, "Exchange not found.", "Échange introuvable."),
     Code.MESSAGE_NOT_FOUND: CodeInfo(404, False, "Message not found.", "Message introuvable."),
+    Code.SHARE_NOT_FOUND: CodeInfo(404, False, "This link leads nowhere.", "Ce lien ne mène nulle part."),
+    Code.SHARE_LIMIT_REACHED: CodeInfo(409, False, "Too many links.", "Trop de liens."),
     Code.NOT_AWAITING: CodeInfo(409, False, "No answer is awaited here.", "Aucune réponse n'est attendue ici."),
     Code.CONFLICT: CodeInfo(409, False, "This conflicts with an earlier request.", "Conflit avec une requête passée."),
     Code.SESSION_BUSY: CodeInfo(409, True, "The session is answering.", "La session est en train de répondre."),

@@ -21,6 +21,7 @@ USER = "ada"
 EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
+DROP TABLE share_link;
 ALTER TABLE session DROP COLUMN metadata, DROP COLUMN created_at;
 DROP TABLE agent_version;
 ALTER TABLE agent DROP COLUMN version, DROP COLUMN created_at;

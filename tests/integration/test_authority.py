@@ -16,6 +16,7 @@ PUBLIC = {
     f"{BASE}/healthz",
     f"{BASE}/ready",
     f"{BASE}/config/frontend_settings",
+    f"{BASE}/chatbot/public/{{token}}",
     "/",
     "/documents/{uid}",
     "/web/index.html",
@@ -26,8 +27,8 @@ PUBLIC = {
     "/ok",
     "/info",
 }
-"""What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token. Below
-`/v1`: that there is nothing."""
+"""What anybody may have: how the service is, how to sign in, and the pages, which show nothing without a token; what
+was shared with anybody, where that is allowed. Below `/v1`: that there is nothing."""
 
 BODIES = {
     "/chatbot/session/{session_id}/preferences": {"preferences": {}},

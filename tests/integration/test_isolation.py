@@ -106,6 +106,11 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /chatbot/session/{session_id}/export": Named((403,), ({}, {"params": {"format": "json"}})),
     "GET /chatbot/session/{session_id}/preferences": SESSION,
     "PUT /chatbot/session/{session_id}/preferences": Named((403,), ({"json": {"preferences": {"a": 1}}},)),
+    "POST /chatbot/session/{session_id}/share": SESSION,
+    "GET /chatbot/session/{session_id}/shares": SESSION,
+    "DELETE /chatbot/session/{session_id}/share/{share_id}": SESSION,
+    "GET /chatbot/shared/{token}": Kind.SHARED,
+    "GET /chatbot/public/{token}": Kind.PUBLIC,
     "POST /chatbot/feedback": Named((403,), ({"json": FEEDBACK},)),
     "DELETE /chatbot/feedback/{feedback_id}": Named((404,)),
     "POST /chatbot/upload": Named((403,), ({"form": {"session_id": "{session_id}"}},)),
@@ -258,6 +263,8 @@ class Belongings:
             assert response.status == 204
         async with http.get(f"{BASE}/chatbot/feedback", headers=ann) as response:
             feedback_id = (await response.json())[0]["id"]
+        async with http.post(f"{BASE}/chatbot/session/{sessions[0]}/share", headers=ann) as response:
+            share_id = (await response.json())["id"]
         async with http.post(f"{BASE}/chatbot/keys", json={"name": SECRET_WORD}, headers=ann) as response:
             key_id = (await response.json())["id"]
         ids = {
@@ -269,6 +276,7 @@ class Belongings:
             "run_id": "ann-exchange",
             "checkpoint_id": checkpoint_id_of(sessions[0], ROOT_RANK),
             "feedback_id": feedback_id,
+            "share_id": share_id,
             "attachment_id": "ann-attachment",
             "rank": "1",
         }
@@ -400,6 +408,7 @@ async def test_every_operation_of_the_document_and_every_socket_is_in_the_table(
             "model",
             "assistant_id",
             "namespace",
+            "token",
         }
         assert not named or isinstance(kind, Named), operation
 
