@@ -26,7 +26,7 @@ MIB = 1024 * 1024
 LARGE = 64 * MIB
 UNDER_WAY = 24 * MIB
 """What the kernel's buffers of both connections may hold."""
-BROKEN_OFF = b'{"step": "parse"}\n'
+BROKEN_OFF = b'{"step": "index"}\n'
 
 
 @dataclass
