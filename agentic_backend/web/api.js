@@ -23,12 +23,18 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{max_attached_file_size_mb: number}} Limits
+ * @typedef {object} Transfer
+ * @property {(bytes: number, of: number) => void} sent
+ * @property {(line: string) => void} line
+ * @property {AbortSignal} signal
  * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
  */
 
 const DEADLINE_MS = 15_000;
 /** A file is read and indexed before the answer comes. */
 const UPLOAD_DEADLINE_MS = 150_000;
+/** Of a file that is sent and worked on: an hour, as the service gives it. */
+const TRANSFER_DEADLINE_MS = 3_600_000;
 const MIB = 1024 * 1024;
 
 /** Who the page speaks as. With authentication off any token passes; a login sets the real one here. */
@@ -137,10 +143,21 @@ export class Api {
    * @returns {Promise<{name: string, blob: Blob}>}
    */
   async exported(id, format) {
-    const response = await this.send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    const { name, blob } = await this.download(`chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    return { name: name ?? `conversation.${format}`, blob };
+  }
+
+  /**
+   * A file, and the name that the service gives it.
+   * @param {string} path
+   * @param {number} deadlineMs
+   * @returns {Promise<{name: string|null, blob: Blob}>}
+   */
+  async download(path, deadlineMs = DEADLINE_MS) {
+    const response = await this.send("GET", path, undefined, deadlineMs);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
     const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
-    return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
+    return { name: name === null ? null : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
   }
 
   /**
@@ -284,6 +301,64 @@ export class Api {
   }
 
   /**
+   * Sends a form, and tells how it goes: how much of it has been sent, then the lines of the answer while they come.
+   * Rejects with ApiError for any failure; with the code `aborted` where `signal` says so.
+   * @param {string} path
+   * @param {FormData} form
+   * @param {Transfer} transfer
+   * @returns {Promise<void>}
+   */
+  async transfer(path, form, transfer) {
+    const { token } = this.#credentials;
+    try {
+      await this.#transferOnce(path, form, transfer);
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 401) throw error;
+      if (token === this.#credentials.token && !(await this.#credentials.renew())) throw error;
+      await this.#transferOnce(path, form, transfer);
+    }
+  }
+
+  /**
+   * By XMLHttpRequest: fetch tells nothing of what it has sent.
+   * @param {string} path
+   * @param {FormData} form
+   * @param {Transfer} transfer
+   * @returns {Promise<void>}
+   */
+  #transferOnce(path, form, { sent, line, signal }) {
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest();
+      let read = 0;
+      const readLines = () => {
+        if (request.status !== 200) return;
+        const end = request.responseText.lastIndexOf("\n") + 1;
+        if (end > read) request.responseText.slice(read, end - 1).split("\n").forEach(line);
+        read = Math.max(read, end);
+      };
+      const done = () => {
+        readLines();
+        const headers = { get: (/** @type {string} */ name) => request.getResponseHeader(name) };
+        if (request.status === 200) resolve();
+        else reject(failureOf({ status: request.status, headers }, decode(request.responseText)));
+      };
+      const fail = (/** @type {string} */ code) => reject(new ApiError(code));
+      request.open("POST", new URL(path, this.#base));
+      request.setRequestHeader("Authorization", `Bearer ${this.#credentials.token}`);
+      request.timeout = TRANSFER_DEADLINE_MS;
+      request.upload.addEventListener("progress", (event) => sent(event.loaded, event.total));
+      request.addEventListener("progress", readLines);
+      request.addEventListener("load", done);
+      request.addEventListener("error", () => fail("unreachable"));
+      request.addEventListener("timeout", () => fail("unreachable"));
+      request.addEventListener("abort", () => fail("aborted"));
+      signal.addEventListener("abort", () => request.abort(), { once: true });
+      if (signal.aborted) fail("aborted");
+      else request.send(form);
+    });
+  }
+
+  /**
    * The decoded body of a request's answer; null where it has none. Rejects with ApiError for any failure.
    * @param {string} method
    * @param {string} path
@@ -327,7 +402,7 @@ function decode(text) {
   }
 }
 
-/** @param {Response} response @param {any} body */
+/** @param {{status: number, headers: {get(name: string): string|null}}} response @param {any} body */
 function failureOf(response, body) {
   const detail = body?.detail;
   const retryAfterMs = 1000 * (Number.parseFloat(response.headers.get("Retry-After") ?? "0") || 0);
