@@ -93,7 +93,7 @@ async def test_a_library_from_its_first_file_to_its_end(page, place):
         await expect(sent(page, name)).to_contain_text("In the library")
     await expect(page.get_by_text("3 of 3 done, 1 refused")).to_be_visible()
     await expect(row(page, "pumps.md")).to_contain_text("Ready")
-    await expect(row(page, "pumps.md")).to_contain_text(re.compile(r"\d+ byte.*\d passages?.*Added "))
+    await expect(row(page, "pumps.md")).to_contain_text(re.compile(r"\d+ bytes.*\d passages?.*Added "))
 
     search = page.get_by_role("search", name="Search in this library")
     await search.get_by_label("Question").fill("How often is the filter rinsed?")

@@ -319,10 +319,11 @@ export function dateText(iso) {
   return Number.isNaN(date.getTime()) ? "–" : DATE.format(date);
 }
 
-/** A size in thousands: `512 byte`, `1.4 MB`. @param {number} bytes */
+/** A size in thousands: `512 bytes`, `1.4 MB`. @param {number} bytes */
 export function sizeText(bytes) {
   const at = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, bytes)) / 3)));
-  const options = { style: "unit", unit: UNITS[at], maximumFractionDigits: at < 2 ? 0 : 1 };
+  const unitDisplay = at === 0 ? "long" : "short";
+  const options = { style: "unit", unit: UNITS[at], unitDisplay, maximumFractionDigits: at < 2 ? 0 : 1 };
   return new Intl.NumberFormat(language, /** @type {Intl.NumberFormatOptions} */ (options)).format(bytes / 1000 ** at);
 }
 

@@ -83,7 +83,7 @@ class UploadList {
   #found;
   /** @type {Map<Upload, UploadRow>} */
   #rows = new Map();
-  #list = el("ul", { class: "uploads" });
+  #list = el("ul", { class: "uploads", tabindex: 0, "aria-label": t("uploads") });
   #sum = el("p", { class: "hint", role: "status" });
   #clear = el("button", { type: "button", class: "quiet small" }, t("clear"));
 
@@ -106,6 +106,7 @@ class UploadList {
       this.#list.append(row.node);
     }
     row.show();
+    if (upload.state === "refused") this.#list.prepend(row.node); // not to be looked for among hundreds that are well
     this.#count();
   }
 

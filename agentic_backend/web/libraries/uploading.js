@@ -199,6 +199,8 @@ export function chosenFiles(files) {
  */
 export async function droppedFiles(dropped) {
   const entries = Array.from(dropped.items, (item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
+  // What another page's script lets go of has files, and no entries.
+  if (entries.length === 0) return chosenFiles(dropped.files);
   /** @type {Named[]} */
   const found = [];
   while (entries.length > 0 && found.length < MOST_ENTRIES) {
