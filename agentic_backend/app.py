@@ -36,6 +36,7 @@ from agentic_backend.rest.attachments import PATH as UPLOAD_PATH
 from agentic_backend.rest.compression import Compression
 from agentic_backend.rest.keys import KeyServices
 from agentic_backend.rest.kpi_routes import KpiViews, view_for_peer
+from agentic_backend.rest.libraries import UPLOAD_PATH as LIBRARY_UPLOAD_PATH
 from agentic_backend.rest.page import ChatPage
 from agentic_backend.rest.router import ChatServices, build_routes
 from agentic_backend.rest.scopes import ROUTE_COSTS, SCOPES
@@ -66,6 +67,7 @@ from agentic_backend.wiring import (
     make_keys,
     make_kit,
     make_knowledge,
+    make_libraries,
     make_models,
     make_replication,
     make_retention,
@@ -193,7 +195,7 @@ class AgenticService(Service[AgenticSettings, State]):
         self.app = self._make_app(
             "Turnwise agentic service",
             max_body_bytes=_MAX_BODY_BYTES,
-            file_paths=(settings.app.base_url + UPLOAD_PATH,),
+            file_paths=tuple(settings.app.base_url + path for path in (UPLOAD_PATH, LIBRARY_UPLOAD_PATH)),
             own_errors=("/v1/",),
             scopes=SCOPES,
             costs=ROUTE_COSTS,
@@ -314,6 +316,7 @@ class AgenticService(Service[AgenticSettings, State]):
             catalog=catalog,
             agents=make_agents(settings, catalog, persistence),
             documents=knowledge,
+            libraries=make_libraries(settings, parts.knowledge_s, stack),
             kpi=kpi,
             attachments=make_attachments(settings, persistence, metrics, kpi, stack),
             keys=self._make_keys(metrics, stack),

@@ -26,7 +26,14 @@ from agentic_backend.agent.policy import AgentPolicy, PolicyRoles
 from agentic_backend.agent.toolbox import Toolbox
 from agentic_backend.chat.hub import SocketHub, SocketRules
 from agentic_backend.fleet.fleet import Fleet
-from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, KnowledgeClient, KnowledgeEndpoint
+from agentic_backend.knowledge import (
+    AttachmentClient,
+    AttachmentEndpoint,
+    KnowledgeClient,
+    KnowledgeEndpoint,
+    LibraryClient,
+    LibraryEndpoint,
+)
 from agentic_backend.llm.endpoint import connections_of
 from agentic_backend.llm.group import ModelGroups
 from agentic_backend.llm.observer import Metered
@@ -152,6 +159,15 @@ def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_
         url, deadline_s, connect_s=timeout.connect, read_s=timeout.read, one_user=not settings.security.user.enabled
     )
     return KnowledgeClient(endpoint, metrics)
+
+
+def make_libraries(settings: AgenticSettings, deadline_s: float, stack: AsyncExitStack) -> LibraryClient:
+    """The client of knowledge flow's libraries; a call may take three times `deadline_s`, as the page waits. `stack`
+    closes it."""
+    ai = settings.ai
+    client = LibraryClient(LibraryEndpoint(ai.knowledge_flow_url, call_s=3 * deadline_s, connect_s=ai.timeout.connect))
+    stack.push_async_callback(client.aclose)
+    return client
 
 
 def make_tracer(settings: AgenticSettings, metrics: AgenticMetrics, stack: AsyncExitStack) -> "Tracer | None":

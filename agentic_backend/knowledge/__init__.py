@@ -1,8 +1,10 @@
-"""The async clients of knowledge flow: searches and what citations open, each with one deadline; attachments."""
+"""The async clients of knowledge flow: searches and what citations open, each with one deadline; attachments; what a
+person does with libraries."""
 
 from agentic_backend.knowledge.attachments import AttachmentClient, AttachmentEndpoint, Ingested
 from agentic_backend.knowledge.client import Caller, KnowledgeClient, KnowledgeEndpoint
 from agentic_backend.knowledge.hits import Hit, SearchPolicy, SearchQuery
+from agentic_backend.knowledge.libraries import KnowledgeRequest, KnowledgeStream, LibraryClient, LibraryEndpoint
 
 __all__ = [
     "AttachmentClient",
@@ -12,6 +14,10 @@ __all__ = [
     "Ingested",
     "KnowledgeClient",
     "KnowledgeEndpoint",
+    "KnowledgeRequest",
+    "KnowledgeStream",
+    "LibraryClient",
+    "LibraryEndpoint",
     "SearchPolicy",
     "SearchQuery",
 ]

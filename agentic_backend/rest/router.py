@@ -16,6 +16,7 @@ from agentic_backend.chat.dialects import Turns
 from agentic_backend.chat.hub import SocketHub
 from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
+from agentic_backend.knowledge import LibraryClient
 from agentic_backend.rest.agent_access import add_agent_access
 from agentic_backend.rest.agents import AgentServices, add_agents
 from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
@@ -27,6 +28,7 @@ from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback
 from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
+from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.shares import ShareServices, add_shares
@@ -72,6 +74,7 @@ class ChatServices:
     catalog: Catalog
     agents: AgentServices
     documents: ReadableDocuments
+    libraries: LibraryClient
     kpi: Kpi
     views: KpiViews
     feedback: FeedbackStore
@@ -97,6 +100,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_history(chat, services, caller)
     add_preferences(chat, services, caller)
     add_documents(documents, lambda: services().documents, caller)
+    add_libraries(documents, lambda: services().libraries, caller)
     add_kpi(kpi, lambda: services().views, caller)
     add_feedback(chat, lambda: services().feedback, caller)
     add_attachments(chat, lambda: services().attachments, caller)

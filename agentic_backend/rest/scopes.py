@@ -9,6 +9,7 @@ from backend_kit.http import Cost
 
 _ASK: Final = frozenset({KeyScope.ASK})
 _READ: Final = frozenset({KeyScope.READ})
+_SEARCH: Final = frozenset({KeyScope.SEARCH})
 _INGEST: Final = frozenset({KeyScope.INGEST})
 _ADMIN: Final = frozenset({KeyScope.ADMIN})
 _ASK_OR_READ: Final = frozenset({KeyScope.ASK, KeyScope.READ})
@@ -57,6 +58,19 @@ SCOPES: Final[dict[str, Needs]] = {
     "PUT /agents/{agent_id}/access": _ADMIN,
     "GET /documents/{uid}/chunks/{chunk_uid}": _READ,
     "GET /documents/{uid}/markdown": _READ,
+    "GET /knowledge/tags": _READ,
+    "POST /knowledge/tags": _INGEST,
+    "PUT /knowledge/tags/{id}": _INGEST,
+    "DELETE /knowledge/tags/{id}": _INGEST,
+    "GET /knowledge/tags/{id}/access": _READ,
+    "PUT /knowledge/tags/{id}/access": _INGEST,
+    "PUT /knowledge/documents/{id}/tags": _INGEST,
+    "POST /knowledge/documents/browse": _READ,
+    "GET /knowledge/documents/metadata/{id}": _READ,
+    "DELETE /knowledge/documents/{id}": _INGEST,
+    "GET /knowledge/raw_content/{id}": _READ,
+    "POST /knowledge/upload-process-documents": _INGEST,
+    "POST /knowledge/vector/search": _SEARCH,
     "GET /kpi/verdict": _ADMIN,
     "GET /kpi/live": _ADMIN,
     "GET /kpi/stalls": _ADMIN,
@@ -174,6 +188,19 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "PUT /agents/{agent_id}/access": Cost.READ,
     "GET /documents/{uid}/chunks/{chunk_uid}": Cost.READ,
     "GET /documents/{uid}/markdown": Cost.READ,
+    "GET /knowledge/tags": Cost.READ,
+    "POST /knowledge/tags": Cost.READ,
+    "PUT /knowledge/tags/{id}": Cost.READ,
+    "DELETE /knowledge/tags/{id}": Cost.READ,
+    "GET /knowledge/tags/{id}/access": Cost.READ,
+    "PUT /knowledge/tags/{id}/access": Cost.READ,
+    "PUT /knowledge/documents/{id}/tags": Cost.READ,
+    "POST /knowledge/documents/browse": Cost.READ,
+    "GET /knowledge/documents/metadata/{id}": Cost.READ,
+    "DELETE /knowledge/documents/{id}": Cost.READ,
+    "GET /knowledge/raw_content/{id}": Cost.EXPORT,
+    "POST /knowledge/upload-process-documents": Cost.UPLOAD,
+    "POST /knowledge/vector/search": Cost.SEARCH,
     "GET /kpi/verdict": Cost.CHEAP,
     "GET /kpi/live": Cost.CHEAP,
     "GET /kpi/stalls": Cost.READ,

@@ -23,8 +23,10 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{max_attached_file_size_mb: number}} Limits
- * @typedef {{onProgress: (sent: number) => void, signal: AbortSignal}} Watched hears the share of a form that was sent,
- *   from 0 to 1; `signal` gives it up
+ * @typedef {object} Transfer
+ * @property {(bytes: number, of: number) => void} sent
+ * @property {(line: string) => void} [line] each line of an answer that comes in lines
+ * @property {AbortSignal} signal
  * @typedef {object} Settings
  * @property {Limits} limits
  * @property {{public_links?: boolean}} [feature_flags]
@@ -32,8 +34,8 @@
  */
 
 const DEADLINE_MS = 15_000;
-/** A file is read and indexed before the answer comes. */
-const UPLOAD_DEADLINE_MS = 150_000;
+/** Of a file that is sent and worked on: an hour, as the service gives it. */
+const TRANSFER_DEADLINE_MS = 3_600_000;
 const MIB = 1024 * 1024;
 
 /** Who the page speaks as. With authentication off any token passes; a login sets the real one here. */
@@ -142,10 +144,21 @@ export class Api {
    * @returns {Promise<{name: string, blob: Blob}>}
    */
   async exported(id, format) {
-    const response = await this.send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    const { name, blob } = await this.download(`chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+    return { name: name ?? `conversation.${format}`, blob };
+  }
+
+  /**
+   * A file, and the name that the service gives it.
+   * @param {string} path
+   * @param {number} deadlineMs
+   * @returns {Promise<{name: string|null, blob: Blob}>}
+   */
+  async download(path, deadlineMs = DEADLINE_MS) {
+    const response = await this.send("GET", path, undefined, deadlineMs);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
     const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
-    return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
+    return { name: name === null ? null : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
   }
 
   /**
@@ -203,14 +216,13 @@ export class Api {
   }
 
   /**
-   * Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent. Within 150 s of the
-   * last piece that was sent.
+   * Attaches a file to a session: {attachment_id, filename, …}. One above the limit is not sent.
    * @param {string} sessionId
    * @param {File} file
-   * @param {Watched} watched
+   * @param {Transfer} transfer
    * @returns {Promise<{attachment_id: string, filename: string, size_bytes: number, attached_at: string}>}
    */
-  async upload(sessionId, file, watched) {
+  async upload(sessionId, file, transfer) {
     const { max_attached_file_size_mb: most } = await this.limits();
     if (file.size > most * MIB) {
       throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
@@ -218,27 +230,7 @@ export class Api {
     const form = new FormData();
     form.append("session_id", sessionId);
     form.append("file", file);
-    return this.sendForm("chatbot/upload", form, watched);
-  }
-
-  /**
-   * Posts a form, and tells how much of it was sent, which fetch cannot. Rejects as `call` does, and with the reason of
-   * the signal where that ends it.
-   * @param {string} path
-   * @param {FormData} form
-   * @param {Watched} watched
-   * @returns {Promise<any>}
-   */
-  async sendForm(path, form, watched) {
-    const { token } = this.#credentials;
-    const post = () => posted(new URL(path, this.#base), this.#credentials.token, form, watched);
-    try {
-      return await post();
-    } catch (error) {
-      if (!(error instanceof ApiError) || error.status !== 401) throw error;
-      if (token === this.#credentials.token && !(await this.#credentials.renew())) throw error;
-      return post();
-    }
+    return decode(await this.transfer("chatbot/upload", form, transfer));
   }
 
   /**
@@ -316,6 +308,64 @@ export class Api {
   }
 
   /**
+   * Sends a form, and tells how it goes: how much of it has been sent, then the lines of the answer while they come.
+   * The whole answer; rejects with ApiError for any failure, with the code `aborted` where `signal` says so.
+   * @param {string} path
+   * @param {FormData} form
+   * @param {Transfer} transfer
+   * @returns {Promise<string>}
+   */
+  async transfer(path, form, transfer) {
+    const { token } = this.#credentials;
+    try {
+      return await this.#transferOnce(path, form, transfer);
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 401) throw error;
+      if (token === this.#credentials.token && !(await this.#credentials.renew())) throw error;
+      return this.#transferOnce(path, form, transfer);
+    }
+  }
+
+  /**
+   * By XMLHttpRequest: fetch tells nothing of what it has sent.
+   * @param {string} path
+   * @param {FormData} form
+   * @param {Transfer} transfer
+   * @returns {Promise<string>}
+   */
+  #transferOnce(path, form, { sent, line = () => {}, signal }) {
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest();
+      let read = 0;
+      const readLines = () => {
+        if (request.status !== 200) return;
+        const end = request.responseText.lastIndexOf("\n") + 1;
+        if (end > read) request.responseText.slice(read, end - 1).split("\n").forEach(line);
+        read = Math.max(read, end);
+      };
+      const done = () => {
+        readLines();
+        const headers = { get: (/** @type {string} */ name) => request.getResponseHeader(name) };
+        if (request.status === 200) resolve(request.responseText);
+        else reject(failureOf({ status: request.status, headers }, decode(request.responseText)));
+      };
+      const fail = (/** @type {string} */ code) => reject(new ApiError(code));
+      request.open("POST", new URL(path, this.#base));
+      request.setRequestHeader("Authorization", `Bearer ${this.#credentials.token}`);
+      request.timeout = TRANSFER_DEADLINE_MS;
+      request.upload.addEventListener("progress", (event) => sent(event.loaded, event.total));
+      request.addEventListener("progress", readLines);
+      request.addEventListener("load", done);
+      request.addEventListener("error", () => fail("unreachable"));
+      request.addEventListener("timeout", () => fail("unreachable"));
+      request.addEventListener("abort", () => fail("aborted"));
+      signal.addEventListener("abort", () => request.abort(), { once: true });
+      if (signal.aborted) fail("aborted");
+      else request.send(form);
+    });
+  }
+
+  /**
    * The decoded body of a request's answer; null where it has none. Rejects with ApiError for any failure.
    * @param {string} method
    * @param {string} path
@@ -332,42 +382,6 @@ export class Api {
     if (value === undefined) throw new ApiError("unreadable", { status: response.status });
     return value;
   }
-}
-
-/**
- * @param {URL} url
- * @param {string} token
- * @param {FormData} form
- * @param {Watched} watched
- * @returns {Promise<any>}
- */
-function posted(url, token, form, { onProgress, signal }) {
-  return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    /** @type {number|undefined} */
-    let timer;
-    const wait = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => request.abort(), UPLOAD_DEADLINE_MS);
-    };
-    request.upload.addEventListener("progress", ({ loaded, total }) => {
-      wait();
-      onProgress(total === 0 ? 1 : loaded / total);
-    });
-    request.addEventListener("loadend", () => {
-      clearTimeout(timer);
-      if (signal.aborted) return reject(signal.reason);
-      if (request.status === 0) return reject(new ApiError("unreachable"));
-      const value = decode(request.responseText);
-      if (request.status < 300 && value !== undefined) return resolve(value);
-      return reject(failureFrom(request.status, request.getResponseHeader("Retry-After"), value));
-    });
-    signal.addEventListener("abort", () => request.abort());
-    request.open("POST", url);
-    request.setRequestHeader("Authorization", `Bearer ${token}`);
-    request.send(form);
-    wait();
-  });
 }
 
 /**
@@ -395,15 +409,10 @@ function decode(text) {
   }
 }
 
-/** @param {Response} response @param {any} body */
+/** @param {{status: number, headers: {get(name: string): string|null}}} response @param {any} body */
 function failureOf(response, body) {
-  return failureFrom(response.status, response.headers.get("Retry-After"), body);
-}
-
-/** @param {number} status @param {string|null} retryAfter @param {any} body */
-function failureFrom(status, retryAfter, body) {
   const detail = body?.detail;
-  const retryAfterMs = 1000 * (Number.parseFloat(retryAfter ?? "0") || 0);
+  const retryAfterMs = 1000 * (Number.parseFloat(response.headers.get("Retry-After") ?? "0") || 0);
   const message = typeof detail === "string" ? detail : (detail?.message ?? null);
-  return new ApiError(detail?.code ?? `http_${status}`, { status, message, retryAfterMs });
+  return new ApiError(detail?.code ?? `http_${response.status}`, { status: response.status, message, retryAfterMs });
 }

@@ -11,10 +11,12 @@ import { catalogue } from "./i18n.js";
 const t = catalogue({
   en: {
     missing: "This part of the page could not be loaded. Reload the page to try again.",
+    libraries: "Libraries",
     shared: "Shared conversation",
   },
   fr: {
     missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
+    libraries: "Bibliothèques",
     shared: "Conversation partagée",
   },
 });
@@ -44,6 +46,13 @@ const t = catalogue({
 
 /** @type {Place[]} */
 export const PLACES = [
+  {
+    name: "libraries",
+    title: () => t("libraries"),
+    permission: null,
+    style: "./libraries/style.css",
+    load: () => import("./libraries/place.js"),
+  },
   {
     name: "s",
     title: () => t("shared"),

@@ -136,14 +136,14 @@ export class Uploads {
     upload.state = "sending";
     const { file, ending } = upload;
     const { signal } = ending;
-    /** @param {number} sent */
-    const onProgress = (sent) => {
-      upload.sent = sent;
-      if (sent === 1) upload.state = "reading";
+    /** @param {number} bytes @param {number} of */
+    const sent = (bytes, of) => {
+      upload.sent = of === 0 ? 1 : bytes / of;
+      if (upload.sent === 1) upload.state = "reading";
       this.#app.view.attachments.update(upload);
     };
     try {
-      const { attachment_id: id, filename: name, ...more } = await this.#app.api.upload(conversation.id, file, { onProgress, signal });
+      const { attachment_id: id, filename: name, ...more } = await this.#app.api.upload(conversation.id, file, { sent, signal });
       const { size_bytes, attached_at } = more;
       this.#setAttachments(conversation.id, (now) => [...now, { id, name, size_bytes, attached_at }]);
       this.#app.view.announce(t("attached", { name }));

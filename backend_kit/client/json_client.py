@@ -2,8 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -71,13 +71,14 @@ class CallTimedOut(CallFailed, TimeoutError):
 class HttpRequest:
     """What is sent, and what may come back.
 
-    The body is JSON where it is bytes. An answer has one of the statuses `good` and at most `max_bytes`; the body of
-    any other is not looked at: it may repeat what was sent.
+    The body is JSON where it is bytes; one in pieces is sent as they come, with its type, and its length where that is
+    known, among the headers. An answer has one of the statuses `good` and at most `max_bytes`; the body of any other
+    is not looked at: it may repeat what was sent.
     """
 
     url: URL | str
     method: str = "POST"
-    data: bytes | aiohttp.FormData | None = None
+    data: bytes | aiohttp.FormData | AsyncIterable[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     max_bytes: int = _MIB
     good: Container[int] = frozenset({200})
@@ -99,6 +100,25 @@ class HttpAnswer:
             return loads(self.body)
         except InvalidJson:
             raise CallFailed("the answer is not JSON", "broken", status=self.status) from None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStream:
+    """An answer that is read while it comes."""
+
+    status: int
+    headers: Mapping[str, str]
+    _content: aiohttp.StreamReader
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body, as the network brings it. Raises `CallFailed`."""
+        try:
+            async for piece in self._content.iter_any():
+                yield piece
+        except TimeoutError:
+            raise CallTimedOut from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _of_error(error) from None
 
 
 class JsonClient:
@@ -142,6 +162,31 @@ class JsonClient:
             raise
         except TimeoutError:
             raise CallTimedOut from None
+
+    @asynccontextmanager
+    async def open(self, request: HttpRequest, *, deadline_s: float) -> AsyncIterator[HttpStream]:
+        """An answer of any status, whose body is read within the block; both `good` and `max_bytes` are its reader's.
+        The answer may begin before all of a body in pieces is sent, the rest of which the end of the block calls off.
+
+        One attempt, from the request to the end of the answer within `deadline_s`. Raises `CallFailed`.
+        """
+        known = self._session.timeout
+        limits = aiohttp.ClientTimeout(deadline_s, known.connect, known.sock_read, known.sock_connect)
+        try:
+            response = await self._session.request(
+                request.method,
+                request.url,
+                data=request.data,
+                headers=_headers(request),
+                allow_redirects=False,
+                timeout=limits,
+            )
+        except TimeoutError:
+            raise CallTimedOut from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _of_error(error) from None
+        async with response:
+            yield HttpStream(response.status, response.headers, response.content)
 
     async def aclose(self) -> None:
         """Close the connections. Calls that still run fail."""

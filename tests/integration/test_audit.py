@@ -31,6 +31,7 @@ __all__ = ["tool_server"]
 
 SECURITY: dict[str, Any] = {"user": {"enabled": True, "client_id": "turnwise"}, "hs256_secret": SECRET}
 _OWN = "the caller's own, which nobody else sees"
+_THERE = "knowledge flow notes it, for the same caller"
 _READS = "reads, by a question that is too long for an address"
 
 AUDITED: dict[str, AuditAction] = {
@@ -62,6 +63,15 @@ NOT_AUDITED: dict[str, str] = {
     "POST /chatbot/feedback": _OWN,
     "DELETE /chatbot/feedback/{feedback_id}": "an opinion that is taken back, not a record",
     "POST /chatbot/upload": _OWN,
+    "POST /knowledge/tags": _THERE,
+    "PUT /knowledge/tags/{id}": _THERE,
+    "DELETE /knowledge/tags/{id}": _THERE,
+    "PUT /knowledge/tags/{id}/access": _THERE,
+    "PUT /knowledge/documents/{id}/tags": _THERE,
+    "POST /knowledge/documents/browse": _READS,
+    "DELETE /knowledge/documents/{id}": _THERE,
+    "POST /knowledge/upload-process-documents": _THERE,
+    "POST /knowledge/vector/search": _READS,
     "POST //v1/chat/completions": "a question; an answer to an agent's is noted where every door hands its asks in",
     "POST //v1/responses": "as POST //v1/chat/completions",
     "POST //v1/responses/{response_id}/cancel": "a turn that ends sooner",
