@@ -4,9 +4,6 @@
  * @import { Agent } from "./api.js"
  * @import { App } from "./app.js"
  */
-import { ApiError } from "./api.js";
-import { errorText } from "./texts.js";
-
 const AGENT_KEY = "turnwise.agent";
 
 /** Who answers: the agent and the model of the conversation on the screen, or of the next one. */
@@ -17,8 +14,6 @@ export class Agents {
   /** Settled once the agents were asked for, also where that failed. */
   agentsLoaded = Promise.resolve();
   #agentId = localStorage.getItem(AGENT_KEY);
-  /** @type {string|null} */
-  freshModel = null;
 
   /** @param {App} app */
   constructor(app) {
@@ -45,6 +40,7 @@ export class Agents {
     this.#app.view.showAgents(this.agents, agentId);
     this.#app.view.showModels(this.#modelChoices(agentId), this.modelFor(this.#app.state.currentId, agentId));
     this.#app.uploads.showAttachments();
+    this.#app.scope.show();
   }
 
   /**
@@ -64,29 +60,13 @@ export class Agents {
   modelFor(sessionId, agentId) {
     const choices = this.#modelChoices(agentId);
     if (choices.length < 2) return null;
-    const preferred = sessionId === null ? this.freshModel : this.#app.state.sessions.get(sessionId)?.preferences?.model;
+    const preferred = this.#app.preferences.of(sessionId).model;
     return (choices.find(({ id }) => id === preferred) ?? choices[0]).id;
   }
 
-  /**
-   * A conversation remembers its model; one that does not exist yet gets it when it does.
-   * @param {string} model
-   */
-  async chooseModel(model) {
-    const session = this.#app.state.currentSession;
-    if (session === undefined) {
-      this.freshModel = model;
-      return;
-    }
-    const before = session.preferences ?? {};
-    this.#app.state.sessions.set(session.id, { ...session, preferences: { ...before, model } });
-    try {
-      await this.#app.api.setPreferences(session.id, { ...before, model });
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      // It still holds for this visit: each question names its model.
-      this.#app.view.notify(errorText(error.failure));
-    }
+  /** @param {string} model */
+  chooseModel(model) {
+    this.#app.preferences.prefer({ model });
   }
 
   /** @param {string} id */

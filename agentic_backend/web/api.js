@@ -12,7 +12,8 @@
  * @property {boolean} [enabled]
  * @property {{role?: string, description?: string}} [tuning]
  * @property {string[]} [starters]
- * @property {{attach_files?: boolean}} [chat_options]
+ * @property {{attach_files?: boolean, search_policy_selection?: boolean, libraries_selection?: boolean,
+ *   documents_selection?: boolean, search_rag_scoping?: boolean, include_corpus_in_search?: boolean}} [chat_options]
  * @property {{id: string, title: string, description?: string|null}[]} [model_choices]
  * @typedef {{id: string, messageId: string, rating: number}} Feedback
  * @typedef {object} Passage

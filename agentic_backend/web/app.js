@@ -7,8 +7,10 @@ import { Following } from "./following.js";
 import { Histories } from "./histories.js";
 import { Login } from "./login.js";
 import { Navigation } from "./navigation.js";
+import { Preferences } from "./preferences.js";
 import { SocketClient } from "./protocol.js";
 import { Ratings } from "./ratings.js";
+import { ScopeBar } from "./scope.js";
 import { SessionList } from "./session_list.js";
 import { placeOf } from "./sources.js";
 import { PageState } from "./state.js";
@@ -34,6 +36,8 @@ export class App {
   histories = new Histories(this);
   asking = new Asking(this);
   following = new Following(this);
+  preferences = new Preferences(this);
+  scope;
 
   constructor() {
     const credentials = new Credentials();
@@ -77,6 +81,7 @@ export class App {
       openSource: (source, claim) => this.navigation.openDocument({ ...placeOf(source), claim }),
     });
     this.navigation = new Navigation(this);
+    this.scope = new ScopeBar(this);
   }
 
   async start() {

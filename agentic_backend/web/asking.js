@@ -67,8 +67,7 @@ export class Asking {
       conversation.loaded = true;
       this.#app.state.currentId = session.id;
       this.#app.navigation.freshDraft = "";
-      if (this.#app.agents.freshModel !== null) this.#app.agents.chooseModel(this.#app.agents.freshModel);
-      this.#app.agents.freshModel = null;
+      this.#app.preferences.takeFresh();
       history.pushState(null, "", `#/c/${session.id}`);
       this.#app.navigation.show(conversation);
       return session.id;
@@ -95,6 +94,7 @@ export class Asking {
       sessionId: conversation.id,
       agentId,
       model: this.#app.agents.modelFor(conversation.id, agentId),
+      context: this.#app.scope.context(),
       question,
       askedAt: performance.now(),
       ...this.#behindTheLine(conversation),

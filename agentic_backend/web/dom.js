@@ -85,6 +85,22 @@ export function icon(name) {
   return svg;
 }
 
+const AGENT_HUES = 8;
+
+/**
+ * The icon of an agent: the first letter of its name, on a colour that its id gives it.
+ * @param {string} id
+ * @param {string} name
+ */
+export function agentIcon(id, name) {
+  let sum = 0;
+  for (const char of id) sum = (sum * 31 + (char.codePointAt(0) ?? 0)) % 9973;
+  const [letter = "?"] = name.trim();
+  const node = el("span", { class: "agent-icon", "aria-hidden": "true" }, letter.toUpperCase());
+  node.style.setProperty("--hue", `var(--hue-${sum % AGENT_HUES})`);
+  return node;
+}
+
 /**
  * A button that copies what `read` returns and says so for a moment.
  * @param {() => string} read

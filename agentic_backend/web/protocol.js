@@ -18,6 +18,7 @@
  * @property {string} sessionId
  * @property {string|null} agentId
  * @property {string|null} [model]
+ * @property {Partial<Frames.RuntimeContext>} [context] what its question says of where to search
  * @property {string|null} question null where history does not have it
  * @property {number|null} [askedAt]
  * @property {string|null} [timestamp]
@@ -132,6 +133,7 @@ export class Turn {
     this.sessionId = sessionId;
     this.agentId = agentId;
     this.model = model;
+    this.context = more.context ?? {};
     this.question = question;
     this.timestamp = more.timestamp ?? null;
     this.askedAt = more.askedAt ?? null;
@@ -224,8 +226,8 @@ export class Turn {
    * @returns {Snapshot}
    */
   snapshot() {
-    const { exchangeId, sessionId, agentId, model, question, timestamp, rank, fork, behind } = this;
-    const named = { exchangeId, sessionId, agentId, model, question, timestamp, rank, fork, behind };
+    const { exchangeId, sessionId, agentId, model, context, question, timestamp, rank, fork, behind } = this;
+    const named = { exchangeId, sessionId, agentId, model, context, question, timestamp, rank, fork, behind };
     const { status, lastSeq, items, sources } = this;
     return { ...named, status, lastSeq, items, sources };
   }
@@ -306,9 +308,10 @@ export class Turn {
     };
   }
 
-  /** What a run says about itself: the model that is to answer, where there was a choice. */
+  /** What a run says about itself: the model that is to answer, and where to search, where there was a choice. */
   #context() {
-    return this.model === null ? {} : { runtime_context: { model: this.model } };
+    const context = { ...this.context, ...(this.model === null ? {} : { model: this.model }) };
+    return Object.keys(context).length === 0 ? {} : { runtime_context: context };
   }
 
   /**

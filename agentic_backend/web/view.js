@@ -12,7 +12,7 @@
  */
 
 import { AttachmentBar } from "./attachments.js";
-import { el, icon } from "./dom.js";
+import { agentIcon, el, icon } from "./dom.js";
 import { Reader } from "./reader.js";
 import { shareButton } from "./share/button.js";
 import { Sidebar, titleOf } from "./sidebar.js";
@@ -84,7 +84,7 @@ const CONNECTIONS = {
  *   |"to-end"|"place"|"places"} LogIds
  * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"delete-name"}
  *   SidebarIds
- * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|AttachmentIds} ComposerIds
+ * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|"scope"|"scope-chips"|"agent-cards"|AttachmentIds} ComposerIds
  * @typedef {"connection"|"connection-banner"|"connection-text"|"connection-action"|"notice"|"announcer"|"person"
  *   |"person-name"|"sign-out"} StateIds
  * @typedef {SpecialNodes & Record<LogIds|SidebarIds|ComposerIds|StateIds, HTMLElement>} Nodes
@@ -355,8 +355,28 @@ export class View {
     this.#nodes["agent-picker"].hidden = agents.length < 2;
     const chosen = agents.find(({ id }) => id === chosenId);
     const words = [chosen?.tuning?.role, chosen?.tuning?.description].filter(Boolean);
-    about.textContent = chosen === undefined ? "" : [chosen.name, ...words].join(" · ");
+    about.textContent = chosen === undefined || agents.length > 1 ? "" : [chosen.name, ...words].join(" · ");
+    this.#showCards(agents, chosenId);
     this.#showStarters(chosen?.starters ?? []);
+  }
+
+  /**
+   * Who may be asked, each with what they are for; on a page without a conversation, and only where there is a choice.
+   * @param {Agent[]} agents
+   * @param {string|null} chosenId
+   */
+  #showCards(agents, chosenId) {
+    const { "agent-cards": cards } = this.#nodes;
+    cards.hidden = agents.length < 2;
+    const focused = cards.contains(document.activeElement) ? document.activeElement?.getAttribute("value") : null;
+    const buttons = agents.map(({ id, name, tuning }) => {
+      const about = [tuning?.role, tuning?.description].filter(Boolean).join(" · ");
+      const attributes = { type: "button", value: id, class: "agent-card", "aria-pressed": String(id === chosenId) };
+      const words = el("span", {}, el("strong", { dir: "auto" }, name), el("span", { class: "hint", dir: "auto" }, about));
+      return el("button", { ...attributes, onclick: () => this.#actions.chooseAgent(id) }, agentIcon(id, name), words);
+    });
+    cards.replaceChildren(...buttons);
+    buttons.find(({ value }) => value === focused)?.focus();
   }
 
   /**
@@ -395,6 +415,11 @@ export class View {
   }
 
   // ---- composer ----
+
+  /** Where the scope of a conversation is shown and changed. */
+  get scopeNodes() {
+    return { chips: this.#nodes["scope-chips"], button: this.#nodes.scope };
+  }
 
   /**
    * Whether the conversation on the screen is answering: the send button is then a stop button.
