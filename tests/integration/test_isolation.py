@@ -87,6 +87,8 @@ OPERATIONS: dict[str, Kind | Named] = {
     "PUT /agents/{agent_id}/access": Kind.SHARED,
     "GET /kpi/verdict": Kind.OPERATOR,
     "GET /kpi/live": Kind.OPERATOR,
+    "GET /kpi/day": Kind.OPERATOR,
+    "GET /kpi/turns/{exchange_id}": Kind.OPERATOR,
     "GET /kpi/stalls": Kind.OPERATOR,
     "GET /kpi/instances": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
