@@ -9,8 +9,14 @@ import { el } from "./dom.js";
 import { catalogue } from "./i18n.js";
 
 const t = catalogue({
-  en: { missing: "This part of the page could not be loaded. Reload the page to try again." },
-  fr: { missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer." },
+  en: {
+    missing: "This part of the page could not be loaded. Reload the page to try again.",
+    live: "Live",
+  },
+  fr: {
+    missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
+    live: "En direct",
+  },
 });
 
 /**
@@ -35,7 +41,15 @@ const t = catalogue({
  */
 
 /** @type {Place[]} */
-export const PLACES = [];
+export const PLACES = [
+  {
+    name: "live",
+    title: () => t("live"),
+    permission: "kpi:read",
+    style: "figures/style.css",
+    load: () => import("./live/place.js"),
+  },
+];
 
 /** Shows one place at a time in a host; `leave` ends it. */
 export class Places {
