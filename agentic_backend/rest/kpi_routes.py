@@ -69,8 +69,11 @@ class KpiViews:
         return {"instance": None if self.others is None else self.others.me, "worker": self.worker}
 
 
-def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
-    """Add the routes below `/kpi`. They compute in threads: reading them must not load a full event loop further."""
+def seen_by_operators(views: Callable[[], KpiViews], caller: Any) -> Callable[..., KpiViews]:
+    """What a route depends on to be given the views: others than operators are refused, `Forbidden`.
+
+    A dependency, so that a caller who may see nothing is refused before the query is validated.
+    """
 
     def seen_by(identity: caller) -> KpiViews:
         seen = views()
@@ -78,8 +81,12 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
             raise Forbidden
         return seen
 
-    # A dependency, so that a caller who may see nothing is refused before the query is validated.
-    operator = Annotated[KpiViews, Depends(seen_by)]
+    return seen_by
+
+
+def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
+    """Add the routes below `/kpi`. They compute in threads: reading them must not load a full event loop further."""
+    operator = Annotated[KpiViews, Depends(seen_by_operators(views, caller))]
 
     @router.get("/kpi/verdict", response_model=dict[str, Any])
     async def verdict(
