@@ -12,10 +12,12 @@ const t = catalogue({
   en: {
     missing: "This part of the page could not be loaded. Reload the page to try again.",
     live: "Live",
+    usage: "Usage",
   },
   fr: {
     missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
     live: "En direct",
+    usage: "Consommation",
   },
 });
 
@@ -42,6 +44,13 @@ const t = catalogue({
 
 /** @type {Place[]} */
 export const PLACES = [
+  {
+    name: "usage",
+    title: () => t("usage"),
+    permission: null,
+    style: "figures/style.css",
+    load: () => import("./usage/place.js"),
+  },
   {
     name: "live",
     title: () => t("live"),
