@@ -137,6 +137,14 @@ async def test_a_hidden_tab_and_a_paused_view_ask_for_nothing(page: Page, servic
     assert len(asked) == 4
 
 
+async def test_who_is_no_operator_is_told_so(page: Page, service: RunningService) -> None:
+    body = json.dumps({"detail": {"code": "forbidden", "message": "no"}})
+    await page.route("**/kpi/*", lambda route: route.fulfill(status=403, body=body))
+    await page.route("**/kpi/day?*", lambda route: route.fulfill(status=403, body=body))
+    await page.goto(f"http://127.0.0.1:{service.port}/#/live")
+    await expect(page.get_by_text("This view is for operators.")).to_be_visible()
+
+
 async def test_it_says_that_figures_are_old(page: Page, service: RunningService) -> None:
     await page.clock.install()
     await page.goto(f"http://127.0.0.1:{service.port}/#/live")

@@ -164,7 +164,8 @@ class LiveView {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (this.#ended || asked !== this.#asked) return;
-      this.#trouble.textContent = t("stale", { why: error.code });
+      this.#trouble.textContent = error.status === 403 ? t("forOperators") : t("stale", { why: error.code });
+      if (error.status === 403) return;
     }
     if (!this.#ended && asked === this.#asked && !document.hidden && !this.#paused) {
       this.#timer = setTimeout(() => this.#read(), this.#everyMs);

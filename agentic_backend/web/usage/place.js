@@ -121,12 +121,13 @@ class UsageView {
   #save = el("button", { type: "button", disabled: true, onclick: () => this.#saveCsv() }, t("save"));
   #told = el("p", { class: "hint", role: "status" }, t("reading"));
   #again = el("button", { type: "button", hidden: true, onclick: () => this.read() }, t("retry"));
+  #ofAll = el("span", { hidden: true }, el("label", { for: "usage-whose" }, t("whose")), this.#whose);
   #body = el("div");
 
   /** @param {Page} page */
   constructor(page) {
     this.#page = page;
-    const ofAll = page.permissions.has("kpi:read");
+    this.#offerAll();
     this.node = el(
       "div",
       { class: "figures" },
@@ -134,7 +135,7 @@ class UsageView {
         "div",
         { class: "controls" },
         el("span", {}, el("label", { for: "usage-period" }, t("period")), this.#period),
-        el("span", { hidden: !ofAll }, el("label", { for: "usage-whose" }, t("whose")), this.#whose),
+        this.#ofAll,
         this.#save,
       ),
       this.#told,
@@ -145,6 +146,16 @@ class UsageView {
 
   end() {
     this.#asked += 1;
+  }
+
+  /** Who comes here by the address is here before the page knows what they may see. */
+  async #offerAll() {
+    const { api, permissions } = this.#page;
+    try {
+      this.#ofAll.hidden = !(permissions.has("kpi:read") || (await api.permissions()).includes("kpi:read"));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
   }
 
   /** Reads and shows; of two readings the later one counts. */
