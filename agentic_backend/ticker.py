@@ -77,7 +77,7 @@ class Ticker:
             if lookups is not None:
                 self._count(cache, "hit", lookups.hits)
                 self._count(cache, "miss", lookups.misses)
-        self._windows.close_slice(self._gauged(main, batch))
+        self._windows.day.close(self._windows.close_slice(self._gauged(main, batch)), self._levels(main, batch))
 
     def judge(self) -> None:
         """Publish the verdict over the slices since the last one, and how much of this process is in use."""
@@ -100,6 +100,28 @@ class Ticker:
         if new > 0:
             self._metrics.cache_request(cache, hit=result == "hit", count=new)
             self._counted[key] = total
+
+    def _levels(self, main: PoolStats, batch: PoolStats) -> list[float]:
+        """In the order of `LEVELS`."""
+        metrics = self._metrics
+        before, behind = (
+            (metrics.turns_in_progress, metrics.turns_queued, metrics.turns_capacity),
+            (
+                metrics.persist_queue_depth,
+                metrics.persist_oldest_ms,
+                metrics.spool_records,
+                metrics.spool_bytes,
+                metrics.persist_fill,
+                metrics.outbox_bytes,
+                metrics.ws_connections,
+                metrics.sse_streams,
+            ),
+        )
+        return [
+            *(gauge.value or 0.0 for gauge in before),
+            *(count for pool in (main, batch) for count in (pool.in_use, pool.waiting)),
+            *(gauge.value or 0.0 for gauge in behind),
+        ]
 
     def _gauged(self, main: PoolStats, batch: PoolStats) -> Gauged:
         lag = self._sources.loop.totals()

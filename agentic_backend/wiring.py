@@ -439,6 +439,7 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         max_attached_file_size_mb=ai.max_attached_file_size_mb,
         static_agents_only=ai.use_static_config_only,
         public_links=settings.security.public_links,
+        currency=ai.currency if ai.prices else None,
     )
 
 

@@ -46,6 +46,7 @@ TESTS = (
     "tests/integration/test_configuration_routes.py",
     "tests/integration/test_conversations.py",
     "tests/integration/test_kpi_routes.py",
+    "tests/integration/test_usage.py",
     "tests/integration/test_human.py",
     "tests/integration/test_attachments.py",
     "tests/integration/test_created_agents.py",

@@ -7,7 +7,17 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.store import FIELDS, GROUPS, OPERATIONS, Bucket, ConversationTotals, Group, Precision
+from agentic_backend.session.store import (
+    FIELDS,
+    GROUPS,
+    OPERATIONS,
+    Bucket,
+    ConversationTotals,
+    Group,
+    Precision,
+    UsedBy,
+    UsedFor,
+)
 
 _UNITS: Final[dict[Precision, str]] = {
     "sec": "second", "min": "minute", "minute": "minute", "hour": "hour", "day": "day", "month": "month"
@@ -69,6 +79,48 @@ FROM answer GROUP BY step, {", ".join(GROUPS)} ORDER BY step, {", ".join(GROUPS)
 BUCKETS: Final = text(_buckets_statement())
 
 
+def _usage_statement(whose: str) -> str:
+    """One statement for all groups: what costs is reading the rows. `whose` is a condition."""
+    # An agent may write anything into its answer's metadata: what is not a number in range is ignored. What all calls
+    # of a turn used is in its usage, which older answers, and those of some hosted agents, have not.
+    used, older = "metadata_json->'extras'->'usage'", "metadata_json->'token_usage'"
+    number = """CASE WHEN jsonb_typeof({place}->'{key}') = 'number' THEN
+        CASE WHEN abs(CAST({place}->>'{key}' AS numeric)) < 1e15 THEN CAST({place}->>'{key}' AS double precision) END
+        END"""
+    tokens = ", ".join(
+        f"coalesce({number.format(place=used, key=key)}, {number.format(place=older, key=key)}) AS {key}"
+        for key in ("input_tokens", "output_tokens")
+    )
+    sums = ", ".join(f"coalesce(sum({key}), 0) AS {key}" for key in ("input_tokens", "output_tokens", "cost"))
+    return f"""
+WITH answer AS (
+    SELECT width_bucket("timestamp", CAST(:edges AS timestamptz[])) AS day,
+        left(metadata_json->>'agent_id', 200) AS agent_id, left(metadata_json->>'model', 200) AS model, user_id,
+        {tokens}, {number.format(place=used, key="cost")} AS cost
+    FROM session_history JOIN session USING (session_id, user_id)
+    WHERE {whose} AND session.updated_at >= :start
+        AND "timestamp" >= :start AND "timestamp" < :end AND role = 'assistant' AND channel = 'final'
+), summed AS (
+    SELECT grouping(day, agent_id, model, user_id) AS left_out, day, agent_id, model, user_id, count(*) AS turns, {sums}
+    FROM answer GROUP BY GROUPING SETS ((), (day), (agent_id), (model), (user_id))
+), ranked AS (
+    SELECT *, row_number() OVER (
+        PARTITION BY left_out ORDER BY day, turns DESC, agent_id, model, user_id
+    ) AS place FROM summed
+)
+SELECT left_out, coalesce(CAST(day AS text), agent_id, model, user_id) AS name, turns, input_tokens, output_tokens, cost
+FROM ranked WHERE place <= :limit ORDER BY left_out, place
+"""  # noqa: S608 - constants
+
+
+USAGE: Final = text(_usage_statement("user_id = :user_id"))
+USAGE_OF_ALL: Final = text(_usage_statement("true"))
+_USED_BY: Final[dict[int, UsedBy | None]] = {
+    0b1111: None, 0b0111: "day", 0b1011: "agent_id", 0b1101: "model", 0b1110: "user_id"
+}  # fmt: skip
+"""By the bits of the columns that a row is not grouped by."""
+
+
 class PostgresFigures:
     """Implements `ChatFigures`."""
 
@@ -102,6 +154,20 @@ class PostgresFigures:
                     for field in FIELDS
                     for operation in OPERATIONS
                 },
+            )
+            for row in rows
+        ]
+
+    async def usage(self, user_id: str | None, edges: Sequence[datetime], limit: int) -> list[UsedFor]:
+        """What the user's answers used, or those of everybody: together, by day, agent, model and person."""
+        parameters: dict[str, object] = {"edges": list(edges), "start": edges[0], "end": edges[-1], "limit": limit}
+        if user_id is None:
+            rows = await self._queries.fetch("usage_of_all", USAGE_OF_ALL, parameters)
+        else:
+            rows = await self._queries.fetch("usage", USAGE, {**parameters, "user_id": user_id})
+        return [
+            UsedFor(
+                _USED_BY[row.left_out], row.name, int(row.turns), row.input_tokens, row.output_tokens, float(row.cost)
             )
             for row in rows
         ]

@@ -34,7 +34,10 @@ _OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
 
 @dataclass(frozen=True, slots=True)
 class PublicSettings:
-    """What anybody may read of the configuration: how to sign in, and what a message may have. No secrets."""
+    """What anybody may read of the configuration: how to sign in, and what a message may have. No secrets.
+
+    `currency` is that of costs, for who may see those; None where no model has a price.
+    """
 
     auth_enabled: bool
     realm_url: str | None
@@ -44,6 +47,7 @@ class PublicSettings:
     max_attached_file_size_mb: int
     static_agents_only: bool
     public_links: bool
+    currency: str | None = None
 
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""

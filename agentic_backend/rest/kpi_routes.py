@@ -1,6 +1,8 @@
-"""REST of the service's own measurements: its bottleneck, the last minutes, and what blocked the event loop."""
+"""REST of the service's own measurements: its bottleneck, the last minutes and the last day, the ledgers of its turns,
+and what blocked the event loop."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +11,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, Query
+from fastapi import Path as PathParam
 from starlette.responses import Response
 
-from agentic_backend.errors import BadRequest, Forbidden
+from agentic_backend.errors import BadRequest, ExchangeNotFound, Forbidden
+from agentic_backend.rest.kpi_day import told_of_day
 from agentic_backend.verdict import Slice, Windows, judge, merged
+from agentic_backend.verdict.day import DAY_S
 from agentic_backend.verdict.window import KEPT_S
 from backend_kit.auth import Identity
 from backend_kit.kpi import Culprits
@@ -64,8 +69,11 @@ class KpiViews:
         return {"instance": None if self.others is None else self.others.me, "worker": self.worker}
 
 
-def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
-    """Add the routes below `/kpi`. They compute in threads: reading them must not load a full event loop further."""
+def seen_by_operators(views: Callable[[], KpiViews], caller: Any) -> Callable[..., KpiViews]:
+    """What a route depends on to be given the views: others than operators are refused, `Forbidden`.
+
+    A dependency, so that a caller who may see nothing is refused before the query is validated.
+    """
 
     def seen_by(identity: caller) -> KpiViews:
         seen = views()
@@ -73,8 +81,12 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
             raise Forbidden
         return seen
 
-    # A dependency, so that a caller who may see nothing is refused before the query is validated.
-    operator = Annotated[KpiViews, Depends(seen_by)]
+    return seen_by
+
+
+def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> None:
+    """Add the routes below `/kpi`. They compute in threads: reading them must not load a full event loop further."""
+    operator = Annotated[KpiViews, Depends(seen_by_operators(views, caller))]
 
     @router.get("/kpi/verdict", response_model=dict[str, Any])
     async def verdict(
@@ -83,7 +95,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """Who bounds the service, with the milliseconds of a turn by cause: for operators."""
-        return await _answer(seen, "verdict", instance, window_s)
+        return _json(await _said(seen, "verdict", instance, _Asked(window_s)))
 
     @router.get("/kpi/live", response_model=dict[str, Any])
     async def live(
@@ -92,12 +104,34 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """The last minutes in steps of ten seconds: latencies, lag, verdicts. For operators."""
-        return await _answer(seen, "live", instance, window_s)
+        return _json(await _said(seen, "live", instance, _Asked(window_s)))
+
+    @router.get("/kpi/day", response_model=dict[str, Any])
+    async def day(
+        seen: operator,
+        window_s: Annotated[float, Query(ge=10, le=DAY_S)] = 300.0,
+        instance: Instance = None,
+    ) -> Response:
+        """Up to 24 hours in steps of 10 s, of a minute or of five, with latencies by agent and model. For operators."""
+        return _json(await _said(seen, "day", instance, _Asked(window_s)))
+
+    @router.get("/kpi/turns/{exchange_id}")
+    async def turn(
+        seen: operator,
+        exchange_id: Annotated[str, PathParam(max_length=200)],
+        instance: Instance = None,
+    ) -> dict[str, Any]:
+        """The ledger and the figures of one of the newest 2,000 turns of an instance: for operators."""
+        said = json.loads(await _said(seen, "turn", instance, _Asked(exchange=exchange_id)))
+        if said["turn"] is None:
+            raise ExchangeNotFound
+        found: dict[str, Any] = said
+        return found
 
     @router.get("/kpi/stalls", response_model=list[dict[str, Any]])
     async def stalls(seen: operator, instance: Instance = None) -> Response:
         """Who held the event loop since the start, and for how long: for operators."""
-        return await _answer(seen, "stalls", instance)
+        return _json(await _said(seen, "stalls", instance, _Asked()))
 
     @router.get("/kpi/instances")
     async def instances(seen: operator) -> list[dict[str, Any]]:
@@ -105,16 +139,30 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         return [] if seen.others is None else await seen.others.alive()
 
 
-async def _answer(seen: KpiViews, name: str, instance: str | None, window_s: float = float(KEPT_S)) -> Response:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a view is asked for."""
+
+    window_s: float = float(KEPT_S)
+    exchange: str = ""
+
+    def query(self) -> dict[str, str]:
+        """The same for another instance."""
+        return {"window_s": repr(self.window_s), "exchange": self.exchange}
+
+
+async def _said(seen: KpiViews, name: str, instance: str | None, asked: _Asked) -> bytes:
     """The view of this instance, or of another one. Raises `BadRequest` where no such instance lives."""
     others = seen.others
     if instance is None or (others is not None and instance == others.me):
-        said = await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, window_s)))
-    else:
-        found = None if others is None else await others.view(instance, name, {"window_s": repr(window_s)})
-        if found is None:
-            raise BadRequest("no such instance lives", field="instance")
-        said = found
+        return await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, asked)))
+    found = None if others is None else await others.view(instance, name, asked.query())
+    if found is None:
+        raise BadRequest("no such instance lives", field="instance")
+    return found
+
+
+def _json(said: bytes) -> Response:
     return Response(said, media_type="application/json")
 
 
@@ -124,18 +172,19 @@ async def view_for_peer(seen: KpiViews, name: str, query: Mapping[str, str]) -> 
         window_s = float(query.get("window_s", KEPT_S))
     except ValueError:
         return None
-    if name not in _VIEWS or not 1 <= window_s <= KEPT_S:
+    if name not in _VIEWS or not 1 <= window_s <= (DAY_S if name == "day" else KEPT_S):
         return None
-    return await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, window_s)))
+    asked = _Asked(window_s, query.get("exchange", ""))
+    return await asyncio.to_thread(lambda: dumps(_VIEWS[name](seen, asked)))
 
 
-def _verdict(seen: KpiViews, window_s: float) -> dict[str, Any]:
-    return {**seen.whose, **judge(seen.windows.last(window_s)).json()}
+def _verdict(seen: KpiViews, asked: _Asked) -> dict[str, Any]:
+    return {**seen.whose, **judge(seen.windows.last(asked.window_s)).json()}
 
 
-def _live(seen: KpiViews, window_s: float) -> dict[str, Any]:
+def _live(seen: KpiViews, asked: _Asked) -> dict[str, Any]:
     now = time.monotonic()
-    kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - window_s]
+    kept = [slice_ for slice_ in seen.windows.kept() if slice_.ended_at > now - asked.window_s]
     whole = merged(kept)
     # From the newest back, so that the steps do not shift between two requests within one of them.
     steps = [merged(kept[max(end - _STEP_SLICES, 0) : end]) for end in range(len(kept), 0, -_STEP_SLICES)]
@@ -149,7 +198,21 @@ def _live(seen: KpiViews, window_s: float) -> dict[str, Any]:
     }
 
 
-def _stalls(seen: KpiViews, _window_s: float) -> list[dict[str, Any]]:
+def _day(seen: KpiViews, asked: _Asked) -> dict[str, Any]:
+    return {
+        **seen.whose,
+        "now": _wall(0.0),
+        "lag_ms": round(seen.lag_s() * 1e3, 3),
+        **told_of_day(seen.windows, asked.window_s),
+    }
+
+
+def _turn(seen: KpiViews, asked: _Asked) -> dict[str, Any]:
+    kept = seen.windows.ledgers.find(asked.exchange)
+    return {**seen.whose, "turn": None if kept is None else json.loads(kept)}
+
+
+def _stalls(seen: KpiViews, _asked: _Asked) -> list[dict[str, Any]]:
     now = time.perf_counter()
     return [
         {
@@ -167,13 +230,15 @@ def _stalls(seen: KpiViews, _window_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _about(seen: KpiViews, _window_s: float) -> dict[str, Any]:
+def _about(seen: KpiViews, _asked: _Asked) -> dict[str, Any]:
     return {**seen.whose, "version": version("turnwise"), "now": _wall(0.0)}
 
 
-_VIEWS: Final[Mapping[str, Callable[[KpiViews, float], Any]]] = {
+_VIEWS: Final[Mapping[str, Callable[[KpiViews, _Asked], Any]]] = {
     "verdict": _verdict,
     "live": _live,
+    "day": _day,
+    "turn": _turn,
     "stalls": _stalls,
     "about": _about,  # for the other instances and the doctor, by the token of this one alone
 }

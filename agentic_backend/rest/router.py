@@ -32,6 +32,7 @@ from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.shares import ShareServices, add_shares
+from agentic_backend.rest.usage import add_usage
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
@@ -108,6 +109,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_export(chat, services, caller)
     add_shares(chat, services, caller)
     add_chat_metrics(kpi, lambda: services().figures, caller)
+    add_usage(kpi, lambda: services().figures, lambda: services().views, lambda: services().public, caller)
     add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
     return [route for part in parts for route in part.routes]
 

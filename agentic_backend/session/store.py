@@ -347,6 +347,22 @@ class Bucket:
     values: dict[tuple[Field, Operation], float | None]
 
 
+UsedBy = Literal["day", "agent_id", "model", "user_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class UsedFor:
+    """What the answers of one day, agent, model or person used (`by`; None: all of them), `name` that of which: of a
+    day its number from 1, None where the answers do not say it. `cost` is in the currency of the price table."""
+
+    by: UsedBy | None
+    name: str | None = None
+    turns: int = 0
+    input_tokens: float = 0
+    output_tokens: float = 0
+    cost: float = 0.0
+
+
 class ChatFigures(Protocol):
     """Figures over committed data. Every method may raise `HistoryUnavailable`."""
 
@@ -359,4 +375,11 @@ class ChatFigures(Protocol):
         """The user's answers from `start` on and before `end`, by steps of time (UTC) and groups, the earliest first.
 
         At most `limit` of them. Steps without an answer are left out.
+        """
+
+    async def usage(self, user_id: str | None, edges: Sequence[datetime], limit: int) -> list[UsedFor]:
+        """What the user's answers used, None: those of everybody, from the first of the `edges` on and before the last.
+
+        All together, by day (from one edge to the next, in their order), and by agent, model and person: at most
+        `limit` of each, those with most answers first. What Postgres has: no deleted conversation, no failed turn.
         """

@@ -33,6 +33,8 @@ NUMBERED: Final = frozenset({"llm_invoke", "tool_call"})
 
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""
+_GOOD: Final = frozenset({"ok", "cancelled"})
+"""How a turn ends that did not fail: a person may have stopped it."""
 _AROUND: Final = frozenset({"llm_invoke", "stream_agent_response", *HOSTED_PHASES})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
 _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
@@ -102,26 +104,28 @@ class TurnReports:
             metrics.turn_deltas.observe(end.deltas)
         metrics.unattributed.observe(unattributed_ms / 1e3)
         elsewhere_ms = sum(row["ms"] for row in rows if row["phase"] in _ELSEWHERE)
-        metrics.overhead.observe(max(0.0, total_s - elsewhere_ms / 1e3))
-        self.windows.ended(
-            rows,
-            total_ms=total_s * 1e3,
-            unattributed_ms=unattributed_ms,
-            first_token_ms=None if first_token_s is None else first_token_s * 1e3,
+        overhead_ms = max(0.0, total_s * 1e3 - elsewhere_ms)
+        metrics.overhead.observe(overhead_ms / 1e3)
+        first_token_ms = None if first_token_s is None else first_token_s * 1e3
+        self.windows.ended(rows, total_ms=total_s * 1e3, unattributed_ms=unattributed_ms, first_token_ms=first_token_ms)
+        failed = end.status not in _GOOD
+        self.windows.day.ended(ledger.owner, end.model, (total_s * 1e3, first_token_ms, overhead_ms), failed=failed)
+        fields = {
+            "status": end.status,
+            "code": end.code.value if end.code is not None else None,
+            "durable": end.durable,
+            "model": end.model or None,
+            "total_ms": total_s * 1e3,
+            "ttft_ms": first_token_ms,
+            "gap_max_ms": end.longest_gap_s * 1e3,
+            "deltas": end.deltas,
+            **_sums(ledger.spent),
+            "unattributed_ms": unattributed_ms,
+        }
+        self.windows.ledgers.keep(
+            ask.exchange_id, {"agent": ledger.owner, "ended_at": time.time(), **fields, "ledger": rows}
         )
         if logger.isEnabledFor(logging.INFO):
-            fields = {
-                "status": end.status,
-                "code": end.code.value if end.code is not None else "none",
-                "durable": end.durable,
-                "model": end.model or "none",
-                "total_ms": total_s * 1e3,
-                "ttft_ms": "none" if first_token_s is None else first_token_s * 1e3,
-                "gap_max_ms": end.longest_gap_s * 1e3,
-                "deltas": end.deltas,
-                **_sums(ledger.spent),
-                "unattributed_ms": unattributed_ms,
-            }
             logger.info("%s", _line(ask, ledger.owner, fields, rows))
 
     def refused(self, ask: Ask, error: ServiceError, ledger: Ledger) -> None:
@@ -228,6 +232,8 @@ def _line(ask: Ask, agent_id: str, fields: Mapping[str, Any], rows: Sequence[Led
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, float):
         # Prices of a token have more leading zeros than times; never an exponent, which no reader of logs expects.
         return f"{value:.3f}" if value >= 1 or value == 0 else f"{value:.9f}".rstrip("0").rstrip(".")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from agentic_backend.verdict.causes import CAUSES, HOPS, NOBODY, THREAD_HOPS, Account, Cause
-from agentic_backend.verdict.window import Slice
+from agentic_backend.verdict.slices import Slice
 
 NOTICEABLE_MS: Final = 50.0
 """What a turn may spend on any cause before it counts as limited by it."""

@@ -12,11 +12,19 @@ const t = catalogue({
   en: {
     missing: "This part of the page could not be loaded. Reload the page to try again.",
     libraries: "Libraries",
+    usage: "Usage",
+    live: "Live",
+    feedback: "Feedback",
+    settings: "Settings",
     shared: "Shared conversation",
   },
   fr: {
     missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
     libraries: "Bibliothèques",
+    usage: "Consommation",
+    live: "En direct",
+    feedback: "Avis",
+    settings: "Réglages",
     shared: "Conversation partagée",
   },
 });
@@ -50,8 +58,22 @@ export const PLACES = [
     name: "libraries",
     title: () => t("libraries"),
     permission: null,
-    style: "./libraries/style.css",
+    style: "libraries/style.css",
     load: () => import("./libraries/place.js"),
+  },
+  {
+    name: "usage",
+    title: () => t("usage"),
+    permission: null,
+    style: "figures/style.css",
+    load: () => import("./usage/place.js"),
+  },
+  {
+    name: "live",
+    title: () => t("live"),
+    permission: "kpi:read",
+    style: "figures/style.css",
+    load: () => import("./live/place.js"),
   },
   {
     name: "s",

@@ -16,6 +16,7 @@ from agentic_backend.app import _publish_turns
 from agentic_backend.llm import ModelPool
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.verdict import Gauged
+from agentic_backend.verdict.day import LEVELS
 from backend_kit.kpi.culprit import Sighting
 from tests.support.agentic import StartProcess, start_process
 from tests.support.clock import Clock
@@ -30,7 +31,7 @@ __all__ = ["start_process"]
 pytestmark = pytest.mark.one_instance("an instance measures itself")
 
 SECRET = "0123456789abcdef0123456789abcdef"
-ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/stalls", "/kpi/instances")
+ROUTES = ("/kpi/verdict", "/kpi/live", "/kpi/day", "/kpi/stalls", "/kpi/instances")
 
 
 async def a_turn(service: RunningService, agent: str = "Georges") -> dict[str, Any]:
@@ -71,6 +72,36 @@ async def test_the_live_view_has_steps_with_percentiles(start_service: StartServ
     assert step["turn_latency_ms"]["p50"] == step["turn_latency_ms"]["max"] > 0
     assert step["first_token_ms"]["p95"] <= step["turn_latency_ms"]["max"]
     assert step["bound_by"] == "llm_floor"
+
+
+@pytest.mark.parametrize("window_s", [300, 3600, 86_400])
+async def test_the_day_has_turns_by_agent_and_model(start_service: StartService, window_s: int) -> None:
+    async with start_service(model="mock;floor=300") as service:
+        final = await a_turn(service)
+        windows = service.service.running.chat.views.windows
+        windows.day.close(windows.close_slice(Gauged()), [1.0] * len(LEVELS))
+        told = await service.get(f"/kpi/day?window_s={window_s}")
+        assert (told["whole"]["turns"], told["whole"]["failed"], told["window_s"]) == (1, 0, window_s)
+        assert [(of["name"], of["turns"]) for of in told["agents"]] == [("Georges", 1)]
+        assert [of["turns"] for of in told["models"]] == [1]
+        took = final["messages"][-1]["metadata"]["latency_ms"]
+        assert told["whole"]["turn_ms"]["p50"] == pytest.approx(took, rel=0.2)
+        assert told["whole"]["overhead_ms"]["p99"] < told["whole"]["turn_ms"]["p50"]
+        assert sum(step["turns"] for step in told["steps"]) == 1
+        assert told["verdict"]["turns"] == 1
+        assert set(told["steps"][-1]["levels"]) == set(told["levels"]) == set(LEVELS)
+        assert "canary" not in json.dumps(told)
+
+
+async def test_the_ledger_of_a_turn_is_found_by_its_id(service: RunningService) -> None:
+    final = await a_turn(service)
+    found = (await service.get(f"/kpi/turns/{final['exchange_id']}"))["turn"]
+    assert (found["agent"], found["status"], found["code"]) == ("Georges", "ok", None)
+    assert {row["phase"] for row in final["ledger"]} <= {row["phase"] for row in found["ledger"]}
+    assert "canary" not in json.dumps(found)
+    assert not {"session_id", "user_id", "answer"} & found.keys()
+    async with service.http.get(f"{BASE}/kpi/turns/another") as response:
+        assert (response.status, (await response.json())["detail"]["code"]) == (404, "exchange_not_found")
 
 
 async def test_stalls_name_who_held_the_loop(start_service: StartService) -> None:
@@ -215,7 +246,7 @@ async def test_each_instance_shows_the_measurements_of_any(start_process: StartP
         (mine,) = [row for row in listed if row["here"]]
         (theirs,) = [row for row in listed if not row["here"]]
         assert mine.keys() == theirs.keys() == {"id", "url", "draining", "here"}
-        for path in ("/kpi/live?window_s=300", "/kpi/verdict?window_s=300"):
+        for path in ("/kpi/live?window_s=300", "/kpi/verdict?window_s=300", "/kpi/day?window_s=3600"):
             there = await turns_at(one, f"{path}&instance={theirs['id']}")
             assert (there["instance"], there["worker"]) == (theirs["id"], None)
             for here in (await one.get(path), await one.get(f"{path}&instance={mine['id']}")):
