@@ -91,6 +91,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/instances": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
+    "GET /documents/{uid}/linked": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
     "POST /chatbot/keys": Kind.OWN,
     "GET /chatbot/keys": Kind.OWN,
