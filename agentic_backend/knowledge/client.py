@@ -155,7 +155,7 @@ class KnowledgeClient:
         return await self._read(self._passage, self._passage.url / document_uid / "chunks" / chunk_uid, caller)
 
     async def linked(self, document_uid: str, link: str, caller: Caller) -> bytes | None:
-        """The document that a relative link in another one leads to: `{document_uid, title, file_name}` as JSON.
+        """The document that a relative link in another one leads to: `{document_uid, title, file_name, mime_type}`.
 
         None where the document, or what it links to, is not there or not for this caller. Raises `KfUnavailable`.
         """
@@ -168,7 +168,7 @@ class KnowledgeClient:
         target = linked(document, link, listed)
         if target is None:
             return None
-        return dumps({"document_uid": target.uid, "title": target.title, "file_name": target.name})
+        return dumps(target.shown())
 
     async def aclose(self) -> None:
         """Close the connections. Calls that still run fail."""

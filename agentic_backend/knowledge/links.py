@@ -26,6 +26,7 @@ class Listed:
     title: str
     name: str
     path: str
+    mime: str
     tags: frozenset[str]
 
     @classmethod
@@ -33,12 +34,16 @@ class Listed:
         """Raises `BadListing`."""
         if not isinstance(value, dict):
             raise BadListing("a document is not an object")
-        texts = [value.get(key) for key in ("document_uid", "title", "file_name", "file_path")]
+        texts = [value.get(key) for key in ("document_uid", "title", "file_name", "file_path", "mime_type")]
         tags = value.get("tag_ids")
         if not all(isinstance(text, str) for text in texts) or not texts[0] or not isinstance(tags, list):
             raise BadListing("a document lacks a key")
-        uid, title, name, path = (str(text)[:_MAX_TEXT_CHARS] for text in texts)
-        return cls(uid, title, name, path, frozenset(tag for tag in tags if isinstance(tag, str)))
+        uid, title, name, path, mime = (str(text)[:_MAX_TEXT_CHARS] for text in texts)
+        return cls(uid, title, name, path, mime, frozenset(tag for tag in tags if isinstance(tag, str)))
+
+    def shown(self) -> dict[str, str]:
+        """What is told of the document that a link leads to."""
+        return {"document_uid": self.uid, "title": self.title, "file_name": self.name, "mime_type": self.mime}
 
 
 def parse_document(data: bytes) -> Listed:

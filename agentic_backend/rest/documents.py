@@ -34,7 +34,7 @@ class ReadableDocuments(Protocol):
         """`{"content": …}`, the text of the whole document."""
 
     async def linked(self, document_uid: str, link: str, caller: Caller) -> bytes | None:
-        """`{document_uid, title, file_name}` of what a relative link in a document leads to."""
+        """`{document_uid, title, file_name, mime_type}` of what a relative link in a document leads to."""
 
 
 def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments], caller: Any) -> None:

@@ -183,11 +183,7 @@ class App {
 
   /** @param {Passage & {claim?: string}} place */
   #openDocument(place) {
-    const { documentUid, chunkUid } = place;
-    return this.#view.reader.open(place, {
-      passage: chunkUid === null ? null : () => this.#api.passage(documentUid, chunkUid),
-      text: () => this.#api.documentText(documentUid),
-    });
+    return this.#view.reader.open(place, this.#api);
   }
 
   /** The page under the address of a citation: the document opens over a new conversation, which is what it leaves. */

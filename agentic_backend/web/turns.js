@@ -11,11 +11,14 @@
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
+import { catalogue } from "./i18n.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { MarkdownStream } from "./markdown.js";
 import { citationButton, SourceList } from "./sources.js";
 import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
+
+const t = catalogue({ en: { turn: "Question and answer" }, fr: { turn: "Question et réponse" } });
 
 /** Ends after which the person may want the answer all the same. */
 const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
@@ -66,6 +69,7 @@ export class TurnView {
     this.answer = el("div", { class: "answer" }, this.#steps, this.#state, this.#sources.node);
     this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
     if (turn.question !== null) this.node.prepend(el("div", { class: "question" }, turn.question));
+    this.node.prepend(el("h2", { class: "visually-hidden" }, t("turn")));
     this.update();
   }
 

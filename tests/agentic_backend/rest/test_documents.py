@@ -18,7 +18,8 @@ UID = "7a1b"
 def listed(uid: str, path: str, title: str = "Some title", *tags: str) -> dict[str, object]:
     """A document as a listing of knowledge flow has it."""
     name = path.rpartition("/")[2]
-    return {"document_uid": uid, "title": title, "file_name": name, "file_path": path, "tag_ids": list(tags or ("t1",))}
+    names = {"title": title, "file_name": name, "file_path": path, "mime_type": "text/markdown"}
+    return {"document_uid": uid, **names, "tag_ids": list(tags or ("t1",))}
 
 
 LIBRARY = [
@@ -138,7 +139,7 @@ async def test_no_path_climbs_out_of_the_two_that_there_are(reading, seen):
 async def test_a_relative_link_leads_to_the_document_of_that_path_or_name(reading, path, uid):
     found = await reading.get(f"/documents/{UID}/linked?{urlencode({'path': path})}")
     assert found["document_uid"] == uid
-    assert set(found) == {"document_uid", "title", "file_name"}
+    assert set(found) == {"document_uid", "title", "file_name", "mime_type"}
 
 
 @pytest.mark.parametrize("path", ["notes.md", "missing.md", "guide.md", "secret.md", "..", "/", "sear", "docs/", "%00"])
