@@ -6,11 +6,15 @@
 /**
  * @typedef {{from: number, to: number}} Span from the one to before the other, in UTF-16 units
  * @typedef {{word: string} & Span} Word as it is compared
+ * @typedef {{at: number, common: string[], alike: number}} Candidate a sentence, the words it shares, and how alike it is
  * @typedef {Map<string, Set<string>>} Bag the forms of words, by what they are compared by
  */
 
 /** How alike a sentence and a claim must be, 0 to 1, for the one to be what the other rests on. */
 const ALIKE = 0.36;
+/** The same where a number and other words are shared: so it is where the two are in different languages. */
+const ALIKE_BY_NUMBER = 0.24;
+const LEAST_BY_NUMBER = 3;
 /** The share of the claim that a further sentence must add to those chosen already. */
 const GAIN = 0.22;
 const MOST_SENTENCES = 3;
@@ -24,7 +28,7 @@ const SENTENCE = /[^.!?…。！？]+(?:[.!?…。！？]+["'»”’)\]]*\s*|$)
 const OTHER_FORM = 0.85;
 /** After these a dot does not end a sentence. */
 const ABBREVIATIONS = new Set(
-  "abb abs art bzw ca cf chap dr ed etc ex fig inkl max min mme mr mrs ms nr no núm p pp prof resp sec st usw vgl vol vs".split(" "),
+  "abb abs art bzw ca cf chap dr ed etc ex fig inkl max min mme mr mrs nr no núm p pp prof resp sec st usw vgl vol vs".split(" "),
 );
 
 const sentences = segmenter("sentence");
@@ -41,17 +45,28 @@ function segmenter(granularity) {
  * @returns {Span[]}
  */
 export function sentencesIn(text) {
-  const parts = sentences === null ? [...text.matchAll(SENTENCE)].map(([part]) => part) : [...sentences.segment(text)].map(({ segment }) => segment);
   /** @type {Span[]} */
   const found = [];
   let at = 0;
-  for (const part of parts) {
+  for (const whole of partsOf(text)) {
     const last = found.at(-1);
-    if (last !== undefined && goesOn(text.slice(last.from, last.to), part)) last.to = at + part.trimEnd().length;
-    else if (part.trim() !== "") found.push({ from: at + part.length - part.trimStart().length, to: at + part.trimEnd().length });
+    // « Vraiment ? » is closed behind a space.
+    const closing = last === undefined ? "" : (/^[»”]\s+/u.exec(whole)?.[0] ?? "");
+    if (last !== undefined && closing !== "") last.to = at + 1;
+    at += closing.length;
+    const part = whole.slice(closing.length);
+    const end = at + part.trimEnd().length;
+    if (last !== undefined && goesOn(text.slice(last.from, last.to), part)) last.to = end;
+    else if (part.trim() !== "") found.push({ from: at + part.length - part.trimStart().length, to: end });
     at += part.length;
   }
   return found;
+}
+
+/** @param {string} text */
+function partsOf(text) {
+  if (sentences === null) return [...text.matchAll(SENTENCE)].map(([part]) => part);
+  return [...sentences.segment(text)].map(({ segment }) => segment);
 }
 
 /**
@@ -117,25 +132,46 @@ export function supporting(passage, claim) {
   const bags = passage.map(bagOf);
   const weigh = weights(bags);
   const whole = sum([...wanted.keys()], weigh);
+  /** @type {Candidate[]} */
   const candidates = bags.map((bag, at) => {
     const common = [...bag.keys()].filter((key) => wanted.has(key));
     const weight = sum(common, (key) => weigh(key) * (meets(bag.get(key), wanted.get(key)) ? 1 : OTHER_FORM));
     const own = sum([...bag.keys()], weigh);
     return { at, common, alike: own === 0 || whole === 0 ? 0 : weight / Math.sqrt(own * whole) };
   });
-  const best = candidates.reduce((first, next) => (next.alike > first.alike + Number.EPSILON ? next : first), { at: -1, common: [""], alike: 0 });
-  // One word in common, however rare, is no support, unless it is all that is said.
-  if (best.alike < ALIKE || (best.common.length < 2 && best.alike < 2 * ALIKE)) return [];
+  const best = highest(candidates, ({ alike }) => alike);
+  if (best === undefined || !supports(best)) return [];
   const chosen = [best];
   const covered = new Set(best.common);
+  /** @param {Candidate} candidate */
+  const gain = ({ common }) => sum(common.filter((key) => !covered.has(key)), weigh) / whole;
   while (chosen.length < MOST_SENTENCES) {
-    const gains = candidates.map((candidate) => ({ candidate, gain: sum(candidate.common.filter((key) => !covered.has(key)), weigh) / whole }));
-    const next = gains.reduce((first, other) => (other.gain > first.gain ? other : first));
-    if (next.gain < GAIN || next.candidate.alike < ALIKE) break;
-    chosen.push(next.candidate);
-    for (const key of next.candidate.common) covered.add(key);
+    const next = highest(candidates, gain);
+    if (next === undefined || gain(next) < GAIN || next.alike < ALIKE) break;
+    chosen.push(next);
+    for (const key of next.common) covered.add(key);
   }
   return chosen.map(({ at }) => at).sort((a, b) => a - b);
+}
+
+/** @param {Candidate} candidate */
+function supports({ common, alike }) {
+  if (common.length >= LEAST_BY_NUMBER && common.some((key) => NUMBER.test(key))) return alike >= ALIKE_BY_NUMBER;
+  // One word in common, however rare, is no support, unless it is all that is said.
+  return alike >= (common.length < 2 ? 2 * ALIKE : ALIKE);
+}
+
+/**
+ * The first of those that measure most; undefined where there are none.
+ * @template T
+ * @param {T[]} some
+ * @param {(one: T) => number} measure
+ * @returns {T|undefined}
+ */
+function highest(some, measure) {
+  let best = some[0];
+  for (const one of some) if (measure(one) > measure(best) + Number.EPSILON) best = one;
+  return best;
 }
 
 /** @param {Set<string>|undefined} some @param {Set<string>|undefined} others */
