@@ -30,7 +30,10 @@ CALLS = {
     "checkpoint_id": "c3",
 }
 SEVERAL = {
-    "questions": [{"id": "a", "title": "Size?", "choices": APPROVAL["choices"], "free_text": True}, {"id": "b", **CALLS}],
+    "questions": [
+        {"id": "a", "title": "Size?", "choices": APPROVAL["choices"], "free_text": True},
+        {"id": "b", **CALLS},
+    ],
     "checkpoint_id": "c4",
 }
 

@@ -24,7 +24,11 @@ GERMAN = [
     "Größere Änderungen müssen gemäß Abs. 3 der Betriebsvereinbarung angekündigt werden.",
 ]
 SUPPORT = {
-    "the same in other words": (SPOOL, "Turns are first appended to a local spool, before the client hears of the end.", [0]),
+    "the same in other words": (
+        SPOOL,
+        "Turns are first appended to a local spool, before the client hears of the end.",
+        [0],
+    ),
     "a short claim of a long sentence": (SPOOL, "The spool grows while Postgres is away.", [3]),
     "a number decides": (SPOOL, "Rows are written in groups of 500.", [2]),
     "a claim from two sentences": (
@@ -41,8 +45,16 @@ SUPPORT = {
     ),
     "French, in other words": (FRENCH, "Chaque utilisateur exporte ses conversations en JSON ou en Markdown.", [2]),
     "French, elided articles": (FRENCH, "Le chiffrement de l’archive repose sur une clé détenue par M. Dupont.", [3]),
-    "German, other forms": (GERMAN, "Alle Zugriffe werden protokolliert, die Protokolle nach 12 Monaten gelöscht.", [2]),
-    "German, sharp s and umlauts": (GERMAN, "GRÖSSERE ÄNDERUNGEN werden gemäss der Betriebsvereinbarung angekündigt.", [3]),
+    "German, other forms": (
+        GERMAN,
+        "Alle Zugriffe werden protokolliert, die Protokolle nach 12 Monaten gelöscht.",
+        [2],
+    ),
+    "German, sharp s and umlauts": (
+        GERMAN,
+        "GRÖSSERE ÄNDERUNGEN werden gemäss der Betriebsvereinbarung angekündigt.",
+        [3],
+    ),
     "German, in other words": (GERMAN, "Aufbewahrt werden die Schlüssel in einem Tresor im Rechenzentrum.", [0]),
     "German claim of an English text, by number and name": (
         SPOOL,
@@ -59,7 +71,11 @@ SUPPORT = {
         "利用者は会話を書き出せます。",
         [1],
     ),
-    "of two that are alike the first": (["The cache holds results.", "The cache holds results."], "The cache holds results.", [0]),
+    "of two that are alike the first": (
+        ["The cache holds results.", "The cache holds results."],
+        "The cache holds results.",
+        [0],
+    ),
     "no words at all": (SPOOL, "…", []),
     "no sentences at all": ([], "A claim of some words.", []),
 }
