@@ -2,6 +2,7 @@
 
 /**
  * @import { Passage } from "./api.js"
+ * @import { Block } from "./markdown.js"
  */
 
 import { el } from "./dom.js";
@@ -133,9 +134,9 @@ function plainNodes(text, span) {
 function markdownNodes(text, span, linkTo) {
   const blocks = parse(text);
   setAside(blocks);
+  orderHeadings(blocks, []);
   const nodes = render(blocks);
   const whole = el("div", {}, nodes);
-  orderHeadings(whole);
   putLinks(whole, linkTo);
   if (span === null) return { nodes, passage: [] };
   const [from, to] = span;
@@ -192,16 +193,20 @@ export function deadLink(label, reason) {
 
 /**
  * A document may leave out levels of headings, which those who find their way by them would miss.
- * @param {Element} whole
+ * @param {Block[]} blocks
+ * @param {number[]} above levels of the headings that the next one stands under
  */
-function orderHeadings(whole) {
-  /** @type {number[]} */
-  const above = [];
-  for (const heading of headingsIn(whole)) {
-    const level = Number(heading.tagName[1]);
-    while ((above.at(-1) ?? 0) >= level) above.pop();
-    above.push(level);
-    if (above.length + 2 !== level) heading.setAttribute("aria-level", String(above.length + 2));
+function orderHeadings(blocks, above) {
+  for (const block of blocks) {
+    if (block.type === "heading") {
+      while ((above.at(-1) ?? 0) >= block.level) above.pop();
+      above.push(block.level);
+      block.level = above.length;
+    } else if (block.type === "quote") {
+      orderHeadings(block.children, above);
+    } else if (block.type === "list") {
+      for (const { children } of block.items) orderHeadings(children, above);
+    }
   }
 }
 

@@ -118,7 +118,7 @@ export class Panel {
 
   /** @param {string} key */
   #widthAfter(key) {
-    const width = this.#node.clientWidth;
+    const width = this.#node.offsetWidth;
     switch (key) {
       case "ArrowLeft":
         return width + STEP_PX;
@@ -144,7 +144,7 @@ export class Panel {
   #setWidth(width) {
     if (!Number.isNaN(width)) document.body.style.setProperty("--reader", `${width}px`);
     const [least, most] = [LEAST_PX, Math.max(LEAST_PX, innerWidth - BESIDE_PX)];
-    const share = Math.round((100 * (this.#node.clientWidth - least)) / (most - least || 1));
+    const share = Math.round((100 * (this.#node.offsetWidth - least)) / (most - least || 1));
     this.#handle.setAttribute("aria-valuenow", String(Math.min(100, Math.max(0, share))));
   }
 }

@@ -49,6 +49,8 @@ const t = catalogue({
   },
 });
 
+const MAX_TITLE_CHARS = 200;
+
 /**
  * @typedef {object} Documents as the service has them; each rejects with ApiError
  * @property {(documentUid: string, chunkUid: string) => Promise<Passage>} passage
@@ -198,11 +200,12 @@ export class Reader {
   /** @param {Stop} stop @param {Found} found */
   #show(stop, { passage: cited, text, note }) {
     const { place, claim } = stop;
-    this.#head({ ...place, ...cited, title: cited?.document?.title || place.title });
     const span = cited === null ? null : spanOf(text, cited);
     const mime = cited?.document?.mime_type ?? stop.mime;
     const { nodes, passage } = showDocument(text, span, mime, (to, label) => this.#link(to, label));
     const body = el("div", { class: "markdown" }, nodes);
+    place.title = cited?.document?.title || place.title || headingOf(body);
+    this.#head({ ...place, ...cited });
     this.#text.replaceChildren(body);
     for (const node of passage) node.classList.add("cited");
     const marks = claim === "" ? [] : markSentences(passage, claim);
@@ -296,8 +299,13 @@ export class Reader {
 }
 
 /** @param {Stop} stop */
-function titleOf({ place, found }) {
-  return found?.passage?.document?.title || place.title || t("document");
+function titleOf({ place }) {
+  return place.title || t("document");
+}
+
+/** @param {Element} body */
+function headingOf(body) {
+  return body.querySelector("h3")?.textContent.slice(0, MAX_TITLE_CHARS) ?? "";
 }
 
 /**

@@ -1,4 +1,4 @@
-"""The page as axe-core sees it, in each state, in both themes, on a desktop and on a phone: nothing is wrong with it."""
+"""The page as axe-core sees it, in each state, in both themes, on a desktop and on a phone: nothing is wrong."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

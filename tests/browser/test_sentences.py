@@ -44,7 +44,11 @@ SUPPORT = {
         [0],
     ),
     "French, in other words": (FRENCH, "Chaque utilisateur exporte ses conversations en JSON ou en Markdown.", [2]),
-    "French, elided articles": (FRENCH, "Le chiffrement de l’archive repose sur une clé détenue par M. Dupont.", [3]),
+    "French, elided articles": (
+        FRENCH,
+        "Le chiffrement de l\u2019archive repose sur une clé détenue par M. Dupont.",
+        [3],
+    ),
     "German, other forms": (
         GERMAN,
         "Alle Zugriffe werden protokolliert, die Protokolle nach 12 Monaten gelöscht.",
