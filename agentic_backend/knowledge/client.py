@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from yarl import URL
 
 from agentic_backend.errors import KfPreparing, KfUnavailable
 from agentic_backend.knowledge.hits import BadHits, Hit, SearchQuery, parse_hits
+from agentic_backend.knowledge.links import BadListing, Listed, linked, listing_for, parse_document, parse_listing
 from agentic_backend.metrics import AgenticMetrics
 from backend_kit.aio import Breaker
 from backend_kit.aio.retry import NO_RETRY, QuietLog, Retries
@@ -110,6 +111,8 @@ class KnowledgeClient:
         self._search = _Route(endpoint.base_url, "/vector/search", "kf_vector_search", timed=True)
         self._markdown = _Route(endpoint.base_url, "/markdown", "kf_markdown")
         self._passage = _Route(endpoint.base_url, "/documents", "kf_passage")
+        self._metadata = _Route(endpoint.base_url, "/documents/metadata", "kf_metadata")
+        self._listing = _Route(endpoint.base_url, "/documents/browse", "kf_browse")
         self._log = QuietLog(logger)
         self._client = JsonClient(
             Connections(
@@ -151,6 +154,22 @@ class KnowledgeClient:
         """One chunk as JSON: its text, offsets, section, page and document. None as with `markdown`."""
         return await self._read(self._passage, self._passage.url / document_uid / "chunks" / chunk_uid, caller)
 
+    async def linked(self, document_uid: str, link: str, caller: Caller) -> bytes | None:
+        """The document that a relative link in another one leads to: `{document_uid, title, file_name, mime_type}`.
+
+        None where the document, or what it links to, is not there or not for this caller. Raises `KfUnavailable`.
+        """
+        found = await self._read(self._metadata, self._metadata.url / document_uid, caller)
+        if found is None:
+            return None
+        document = self._parsed(self._metadata, parse_document, found)
+        wanted = listing_for(document, link)
+        listed = [] if wanted is None else await self._list(wanted, caller)
+        target = linked(document, link, listed)
+        if target is None:
+            return None
+        return dumps(target.shown())
+
     async def aclose(self) -> None:
         """Close the connections. Calls that still run fail."""
         await self._client.aclose()
@@ -164,6 +183,22 @@ class KnowledgeClient:
             if failure.status == 404:
                 return None
             raise self._unavailable(route, failure) from failure
+
+    async def _list(self, wanted: dict[str, Any], caller: Caller) -> list[Listed]:
+        request = HttpRequest(
+            self._listing.url, data=dumps(wanted), headers=caller.headers(), max_bytes=self.endpoint.max_body_bytes
+        )
+        try:
+            found = await self._answer(self._listing, request, caller, _ONCE_MORE, bytes)
+        except CallFailed as failure:
+            raise self._unavailable(self._listing, failure) from failure
+        return self._parsed(self._listing, parse_listing, found)
+
+    def _parsed(self, route: _Route, parse: Callable[[bytes], T], found: bytes) -> T:
+        try:
+            return parse(found)
+        except BadListing as failure:
+            raise self._say(route, f"broken answer: {failure}") from None
 
     async def _call(self, route: _Route, query: SearchQuery, caller: Caller) -> list[Hit]:
         """The answer to a search.

@@ -23,6 +23,7 @@
  * @property {string|null} section
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
+ * @typedef {{document_uid: string, title: string, file_name: string, mime_type: string}} LinkedDocument
  * @typedef {{max_attached_file_size_mb: number}} Limits
  * @typedef {object} Transfer
  * @property {(bytes: number, of: number) => void} sent
@@ -276,6 +277,16 @@ export class Api {
   async documentText(documentUid) {
     const { content } = await this.call("GET", `documents/${encodeURIComponent(documentUid)}/markdown`);
     return String(content);
+  }
+
+  /**
+   * The document that a relative link in another one leads to; 404 where there is none that the person may read.
+   * @param {string} documentUid
+   * @param {string} path
+   * @returns {Promise<LinkedDocument>}
+   */
+  linkedDocument(documentUid, path) {
+    return this.call("GET", `documents/${encodeURIComponent(documentUid)}/linked?${new URLSearchParams({ path })}`);
   }
 
   /**

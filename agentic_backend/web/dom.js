@@ -9,6 +9,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const ICON_PATHS = {
   plus: "M12 5v14M5 12h14",
+  back: "M19 12H5M11 6l-6 6 6 6",
   menu: "M4 7h16M4 12h16M4 17h16",
   close: "M6 6l12 12M18 6L6 18",
   trash: "M4 7h16M9 7V4.5h6V7M6.5 7l1 12.5h9l1-12.5M10 11v5M14 11v5",

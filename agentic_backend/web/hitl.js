@@ -254,7 +254,7 @@ function callsForm({ calls }, say) {
     button.classList.toggle("danger", type === "reject");
     button.scrollIntoView({ block: "nearest" });
   };
-  const field = callsField(calls, name);
+  const field = callsField(calls, "h4", name);
   return formOf([field.node], button, field.read, say);
 }
 
@@ -288,7 +288,7 @@ function questionField(question, at, count) {
     ...(about === null ? [] : [codeBlock(about.text, about.language)]),
   );
   if (calls.length > 0) {
-    const field = callsField(calls, null);
+    const field = callsField(calls, "h5", null);
     node.append(field.node);
     return { node, read: field.read };
   }
@@ -367,12 +367,13 @@ function wordsField(heading) {
 
 /**
  * @param {Call[]} calls
+ * @param {"h4"|"h5"} level of the heading of each, below what it stands in
  * @param {((type: Decision["type"]) => void)|null} chosen what the decision on the only call is; null among others
  * @returns {Field}
  */
-function callsField(calls, chosen) {
+function callsField(calls, level, chosen) {
   const alone = calls.length === 1 && chosen !== null;
-  const fields = calls.map((call) => callField(call, alone ? chosen : null));
+  const fields = calls.map((call) => callField(call, level, alone ? chosen : null));
   const read = () => {
     const decisions = fields.map((field) => field.read());
     return decisions.every((decision) => decision !== null) ? { decisions } : null;
@@ -382,10 +383,11 @@ function callsField(calls, chosen) {
 
 /**
  * @param {Call} call
+ * @param {"h4"|"h5"} level
  * @param {((type: Decision["type"]) => void)|null} chosen where it is the only one: then the first way is the preset
  * @returns {{node: HTMLElement, read: () => Decision|null}}
  */
-function callField({ name, args, key, description, allowed }, chosen) {
+function callField({ name, args, key, description, allowed }, level, chosen) {
   const shown = codeBlock(JSON.stringify(args, null, 2), "json");
   const editor = argumentsEditor(name, args);
   const reason = el("textarea", { rows: 2, "aria-label": `Why not ${name}`, placeholder: "Reason, if you like" });
@@ -405,7 +407,7 @@ function callField({ name, args, key, description, allowed }, chosen) {
   const node = el(
     "div",
     { class: "call", role: "group", "aria-label": `Call of ${name}` },
-    el("h5", {}, icon("tool"), el("code", {}, name)),
+    el(level, {}, icon("tool"), el("code", {}, name)),
     ...wordsOf(description),
     shown,
     editor.node,

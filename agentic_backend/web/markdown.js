@@ -1056,7 +1056,7 @@ function renderTable(table, cite) {
     el(tag, { class: `align-${table.alignments[column]}`, scope: tag === "th" ? "col" : null }, renderInline(nodes, cite));
   const head = el("thead", {}, el("tr", {}, table.header.map(cell("th"))));
   const body = el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map(cell("td")))));
-  const region = { class: "table", tabindex: "0", role: "region", "aria-label": "Table" };
+  const region = { class: "table", tabindex: "0", role: "group", "aria-label": "Table" };
   return el("div", region, el("table", {}, head, body));
 }
 

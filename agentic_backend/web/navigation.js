@@ -33,11 +33,7 @@ export class Navigation {
 
   /** @param {Passage & {claim?: string}} place */
   openDocument(place) {
-    const { documentUid, chunkUid } = place;
-    return this.#app.view.reader.open(place, {
-      passage: chunkUid === null ? null : () => this.#app.api.passage(documentUid, chunkUid),
-      text: () => this.#app.api.documentText(documentUid),
-    });
+    return this.#app.view.reader.open(place, this.#app.api);
   }
 
   /** The page under the address of a citation: the document opens over a new conversation, which is what it leaves. */

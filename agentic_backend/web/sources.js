@@ -1,7 +1,30 @@
 /** The sources of an answer: their markers in the text, the list under it, and where each of them leads. */
 
 import { el, icon } from "./dom.js";
+import { catalogue } from "./i18n.js";
 import { safeLink } from "./markdown.js";
+import { sentencesIn, wordsIn } from "./sentences.js";
+
+const t = catalogue({
+  en: {
+    sources: "Sources",
+    source: "Source",
+    marker: "Source {number}: {title}",
+    page: "page {page}",
+    score: "Score",
+    more: { one: "{count} more source that was searched", other: "{count} more sources that were searched" },
+    searched: { one: "{count} source that was searched", other: "{count} sources that were searched" },
+  },
+  fr: {
+    sources: "Sources",
+    source: "Source",
+    marker: "Source {number} : {title}",
+    page: "page {page}",
+    score: "Score",
+    more: { one: "{count} autre source consultée", other: "{count} autres sources consultées" },
+    searched: { one: "{count} source consultée", other: "{count} sources consultées" },
+  },
+});
 
 /**
  * @typedef {object} Place a place in a document
@@ -17,7 +40,8 @@ const CITED = /\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\](?!\()/g;
 const DOCUMENT_PATH = /^\/documents\/([^/]{1,512})$/;
 const CHUNK = /^#chunk=([^&]{1,512})$/;
 const CLAIM_BLOCKS = "p, li, td, th, h3, h4, h5, h6, blockquote";
-const SENTENCES = new Intl.Segmenter("en", { granularity: "sentence" });
+/** A piece of a sentence with fewer words says too little to be found in a document. */
+const LEAST_WORDS = 4;
 
 /**
  * The place in a document that a source is.
@@ -58,7 +82,7 @@ function decoded(text) {
  * @param {{section?: string|null, page?: number|null}} place
  */
 export function placeText({ section, page }) {
-  return [section, page ? `page ${page}` : ""].filter(Boolean).join(" · ");
+  return [section, page ? t("page", { page: String(page) }) : ""].filter(Boolean).join(" · ");
 }
 
 /**
@@ -67,38 +91,61 @@ export function placeText({ section, page }) {
  * @param {Frames.SearchHit} source
  * @param {OpenSource} open is told the sentence that the marker stands behind, so that
  * the reader can show which one of the passage it rests on
- * @param {Frames.SearchHit} source
  */
 export function citationButton(number, source, open) {
-  const name = `Source ${number}: ${titleOf(source)}`;
+  const name = t("marker", { number, title: titleOf(source) });
   const button = el("button", { type: "button", class: "citation", "aria-label": name, title: name }, String(number));
   button.addEventListener("click", () => open(source, claimBefore(button)));
   return button;
 }
 
 /**
- * The last sentence between a marker and the one before it that has words in between; "" where there is none.
+ * What a marker stands for: the sentence, or the piece of one, between it and the marker before. Where that says too
+ * little, as between two markers in a row or at the beginning of a sentence, it is all of the sentence.
  * @param {Element} marker
  */
 function claimBefore(marker) {
   const block = marker.closest(CLAIM_BLOCKS);
   if (block === null) return "";
   const markers = [...block.querySelectorAll(".citation")];
-  const range = document.createRange();
-  for (let at = markers.indexOf(marker) - 1; at >= -1; at -= 1) {
-    if (at === -1) range.setStart(block, 0);
-    else range.setStartAfter(markers[at]);
-    range.setEndBefore(marker);
-    const said = range.cloneContents();
-    for (const other of said.querySelectorAll(".citation")) other.remove();
-    const sentences = [...SENTENCES.segment(said.textContent.replaceAll("\n", " "))].map(({ segment }) => segment.trim());
-    const claim = sentences.findLast((sentence) => /[\p{L}\p{N}]/u.test(sentence));
-    if (claim !== undefined) return claim;
-  }
-  return "";
+  const at = markers.indexOf(marker);
+  const piece = lastSentence(wordsBetween(block, markers[at - 1], marker));
+  return wordsIn(piece).length >= LEAST_WORDS ? piece : sentenceAround(block, marker) || piece;
 }
 
-/** The list under an answer: number, title, place and score of each source; those the text cites stand out. */
+/**
+ * The text from behind one node to before another, without markers; from the beginning or to the end of the block
+ * where there is no such node.
+ * @param {Element} block
+ * @param {Element|undefined} first
+ * @param {Element|undefined} last
+ */
+function wordsBetween(block, first, last) {
+  const range = document.createRange();
+  range.selectNodeContents(block);
+  if (first !== undefined) range.setStartAfter(first);
+  if (last !== undefined) range.setEndBefore(last);
+  const said = range.cloneContents();
+  for (const marker of said.querySelectorAll(".citation")) marker.remove();
+  return said.textContent.replaceAll("\n", " ");
+}
+
+/** @param {string} text */
+function lastSentence(text) {
+  const said = sentencesIn(text).map(({ from, to }) => text.slice(from, to));
+  return said.findLast((sentence) => /[\p{L}\p{N}]/u.test(sentence)) ?? "";
+}
+
+/** @param {Element} block @param {Element} marker */
+function sentenceAround(block, marker) {
+  const before = wordsBetween(block, undefined, marker);
+  const text = before + wordsBetween(block, marker, undefined);
+  const end = before.trimEnd().length;
+  const around = sentencesIn(text).findLast(({ from }) => from < end) ?? sentencesIn(text)[0];
+  return around === undefined ? "" : text.slice(around.from, around.to);
+}
+
+/** The list under an answer: number, title, place and score of each source; those that the text does not cite are folded. */
 export class SourceList {
   #open;
   #shown = "";
@@ -106,7 +153,7 @@ export class SourceList {
   /** @param {(source: Frames.SearchHit) => void} open */
   constructor(open) {
     this.#open = open;
-    this.node = el("section", { class: "sources", "aria-label": "Sources", hidden: true });
+    this.node = el("div", { class: "sources", role: "group", "aria-label": t("sources"), hidden: true });
   }
 
   /**
@@ -123,7 +170,13 @@ export class SourceList {
     const items = sources.map((source, at) => {
       return el("li", { class: cited.has(at + 1) ? "cited" : "" }, this.#entry(source, at + 1));
     });
-    this.node.replaceChildren(el("h3", {}, icon("book"), "Sources"), el("ol", {}, items));
+    const used = items.filter((_, at) => cited.has(at + 1));
+    const others = items.filter((_, at) => !cited.has(at + 1));
+    this.node.replaceChildren(
+      el("h3", {}, icon("book"), t("sources")),
+      ...(used.length === 0 ? [] : [el("ol", {}, used)]),
+      ...(others.length === 0 ? [] : [folded(others, used.length > 0)]),
+    );
   }
 
   /** @param {Frames.SearchHit} source @param {number} number */
@@ -133,20 +186,26 @@ export class SourceList {
     const file = source.file_name === titleOf(source) ? "" : source.file_name;
     const place = [file, placeText(source)].filter(Boolean).join(" · ");
     const words = [
-      el("span", { class: "number", "aria-hidden": "true" }, String(number)),
+      el("span", { class: "visually-hidden" }, `${t("source")} `),
+      el("span", { class: "number" }, String(number)),
       el(
         "span",
         { class: "source-words" },
         el("span", { class: "source-title" }, titleOf(source)),
         place === "" ? "" : el("span", { class: "source-place" }, place),
       ),
-      score === "" ? "" : el("span", { class: "source-score", title: "Score" }, score),
+      score === "" ? "" : el("span", { class: "source-score", title: t("score") }, score),
     ];
-    const label = [`Source ${number}: ${titleOf(source)}`, place].filter(Boolean).join(", ");
     // An address of the web is not a document of ours: it opens where it stands.
     if (/^https?:\/\//i.test(source.citation_url ?? "")) return safeLink(source.citation_url, words);
-    return el("button", { type: "button", "aria-label": label, onclick: () => this.#open(source) }, words);
+    return el("button", { type: "button", onclick: () => this.#open(source) }, words);
   }
+}
+
+/** @param {HTMLElement[]} items @param {boolean} more whether others stand above them */
+function folded(items, more) {
+  const text = t(more ? "more" : "searched", { count: items.length });
+  return el("details", { class: "sources-more" }, el("summary", {}, text), el("ol", {}, items));
 }
 
 /** @param {string} text */

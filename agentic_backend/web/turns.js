@@ -21,8 +21,8 @@ import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingIte
 import { errorText, warningText } from "./texts.js";
 
 const t = catalogue({
-  en: { regenerate: "Another answer" },
-  fr: { regenerate: "Une autre réponse" },
+  en: { regenerate: "Another answer", turn: "Question and answer" },
+  fr: { regenerate: "Une autre réponse", turn: "Question et réponse" },
 });
 
 /** Ends after which the person may want the answer all the same. */
@@ -81,6 +81,7 @@ export class TurnView {
       this.#asked = new QuestionView(turn, actions);
       this.node.prepend(this.#asked.node);
     }
+    this.node.prepend(el("h2", { class: "visually-hidden" }, t("turn")));
     this.update();
   }
 

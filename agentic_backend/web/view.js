@@ -77,7 +77,7 @@ const CONNECTIONS = {
  * @property {HTMLInputElement} search
  * @property {HTMLInputElement} attach-input
  * @property {HTMLButtonElement} action
- * @property {HTMLDialogElement} reader
+ * @property {HTMLElement} reader
  * @property {HTMLDialogElement} delete-dialog
  * @typedef {"attach"|"attachments"} AttachmentIds
  * @typedef {"title"|"exports"|"export-md"|"export-json"|"welcome"|"loading"|"earlier"|"log"|"turns"|"suggestions"

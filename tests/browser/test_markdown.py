@@ -108,7 +108,7 @@ UNDERSTOOD = {
     "    indented": '<figure class="code"><pre tabindex="0"><code>indented</code></pre></figure>',
     "> a\n> > b\n\nc": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote><p>c</p>",
     "See:\n| a | b |\n|:-:|--:|\n| 1 | x \\| y |\n| 2 |\n\nafter": (
-        '<p>See:</p><div class="table" tabindex="0" role="region" aria-label="Table"><table><thead><tr>'
+        '<p>See:</p><div class="table" tabindex="0" role="group" aria-label="Table"><table><thead><tr>'
         '<th class="align-center" scope="col">a</th><th class="align-right" scope="col">b</th></tr></thead><tbody>'
         '<tr><td class="align-center">1</td><td class="align-right">x | y</td></tr>'
         '<tr><td class="align-center">2</td></tr></tbody></table></div><p>after</p>'

@@ -94,6 +94,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/usage": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
+    "GET /documents/{uid}/linked": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
     "GET /knowledge/tags": Kind.SHARED,
     "POST /knowledge/tags": Kind.SHARED,
