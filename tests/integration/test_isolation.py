@@ -89,6 +89,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/live": Kind.OPERATOR,
     "GET /kpi/stalls": Kind.OPERATOR,
     "GET /kpi/instances": Kind.OPERATOR,
+    "GET /kpi/feedback": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/chunks/{chunk_uid}": Kind.SHARED,
