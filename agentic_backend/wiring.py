@@ -423,6 +423,7 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         max_attached_files_per_user=ai.max_attached_files_per_user,
         max_attached_file_size_mb=ai.max_attached_file_size_mb,
         static_agents_only=ai.use_static_config_only,
+        currency=ai.currency if ai.prices else None,
     )
 
 

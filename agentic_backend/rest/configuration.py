@@ -46,6 +46,7 @@ class PublicSettings:
     max_attached_files_per_user: int
     max_attached_file_size_mb: int
     static_agents_only: bool
+    currency: str | None
 
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""
@@ -53,6 +54,7 @@ class PublicSettings:
             "feature_flags": {"agent_editing": not self.static_agents_only},
             "properties": {"siteDisplayName": "Turnwise"},
             "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
+            "currency": self.currency,
             "limits": {
                 "max_message_chars": self.max_message_chars,
                 "asks_per_min": self.asks_per_min,

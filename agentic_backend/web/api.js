@@ -1,5 +1,7 @@
 /** The service's REST interface as the page uses it, and the one place that holds the credentials. */
 
+/** @import { Reason } from "./opinion.js" */
+
 /**
  * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
  *
@@ -10,11 +12,11 @@
  * @property {string} id
  * @property {string} name
  * @property {boolean} [enabled]
- * @property {{role?: string, description?: string}} [tuning]
+ * @property {{role?: string, description?: string, fields?: {key: string}[]}} [tuning]
  * @property {string[]} [starters]
  * @property {{attach_files?: boolean}} [chat_options]
  * @property {{id: string, title: string, description?: string|null}[]} [model_choices]
- * @typedef {{id: string, messageId: string, rating: number}} Feedback
+ * @typedef {{id: string, messageId: string, rating: number, reason?: Reason|null, comment?: string|null}} Feedback
  * @typedef {object} Passage
  * @property {string} text
  * @property {number} start in code points
@@ -22,8 +24,8 @@
  * @property {string|null} section
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
- * @typedef {{max_attached_file_size_mb: number}} Limits
- * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
+ * @typedef {{max_attached_file_size_mb: number} & import("./told.js").Limits} Limits
+ * @typedef {{limits: Limits, currency?: string|null, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
  */
 
 const DEADLINE_MS = 15_000;
@@ -154,10 +156,10 @@ export class Api {
 
   /**
    * Rates an answer from 1 to 5; it has one rating.
-   * @param {{sessionId: string, messageId: string, agentName: string, rating: number}} feedback
+   * @param {Omit<Feedback, "id"> & {sessionId: string, agentName: string}} feedback
    */
-  giveFeedback({ sessionId, messageId, agentName, rating }) {
-    return this.call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
+  giveFeedback({ sessionId, messageId, agentName, rating, reason = null, comment = null }) {
+    return this.call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating, reason, comment });
   }
 
   /** @param {string} id */

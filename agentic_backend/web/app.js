@@ -10,17 +10,20 @@
 /**
  * @import { Agent, Attachment, Session } from "./api.js"
  * @import { Said } from "./hitl.js"
+ * @import { Opinion } from "./opinion.js"
  * @import { ConnectionState, Failure, Snapshot, Status } from "./protocol.js"
  * @import { Place } from "./places.js"
  * @import { Place as Passage } from "./sources.js"
  */
 
 import { Api, ApiError, Credentials } from "./api.js";
+import { searchesDocuments } from "./doing.js";
 import { Login } from "./login.js";
 import { PLACES, Places } from "./places.js";
 import { backoffMs, isCutOff, SocketClient, Turn } from "./protocol.js";
 import { placeInAddress, placeOf } from "./sources.js";
 import { errorText } from "./texts.js";
+import { learn } from "./told.js";
 import { View } from "./view.js";
 
 const HISTORY_WINDOW = 100;
@@ -102,7 +105,7 @@ class App {
   constructor() {
     const credentials = new Credentials();
     this.#api = new Api(new URL("../agentic/v1/", import.meta.url), credentials);
-    this.#login = new Login(credentials, () => this.#api.settings(), {
+    this.#login = new Login(credentials, () => this.#settings(), {
       renewed: (token) => this.#socket.send({ type: "auth", access_token: token }),
       person: (person) => this.#view.showPerson(person),
       trouble: (text, again, label) => this.#view.notify(text, again, label),
@@ -120,7 +123,8 @@ class App {
       deleteSession: (id) => this.#deleteSession(id),
       search: (words) => this.#search(words),
       exportSession: (format) => this.#exportSession(format),
-      rate: (turn, rating) => this.#rate(turn, rating),
+      rate: (turn, rating, said) => this.#rate(turn, rating, said),
+      searches: (turn) => searchesDocuments(this.#agents.find(({ id }) => id === turn.agentId)),
       loadEarlier: () => this.#loadEarlier(),
       connect: () => this.#socket.connect(),
       retry: (turn) => this.#retry(turn),
@@ -163,6 +167,12 @@ class App {
     this.#loadSessions();
     this.#loadPermissions();
     this.#openAddressedDocument();
+  }
+
+  async #settings() {
+    const settings = await this.#api.settings();
+    learn(settings);
+    return settings;
   }
 
   /**
@@ -284,20 +294,21 @@ class App {
   // ---- feedback ----
 
   /**
-   * Rates an answer, or takes the rating back where it is the one that it has.
+   * Rates an answer, or takes the rating back where it is the one that it has and nothing more is said.
    * @param {Turn} turn
    * @param {number} rating
+   * @param {Opinion|null} said
    */
-  async #rate(turn, rating) {
+  async #rate(turn, rating, said) {
     const { answer } = turn;
     if (answer === undefined) return; // its buttons stand under an answer
     await this.#guarded(async () => {
-      if (turn.feedback?.rating === rating) {
+      if (said === null && turn.feedback?.rating === rating) {
         await this.#api.takeFeedbackBack(turn.feedback.id);
       } else {
         const agentName = turn.metadata.agent_id ?? turn.agentId ?? "unknown";
         const messageId = String(answer.rank);
-        await this.#api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating });
+        await this.#api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating, ...said });
       }
       await this.#showFeedback(this.#conversationOf(turn.sessionId));
     });
@@ -309,7 +320,7 @@ class App {
     const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
     for (const turn of conversation.turns) {
       const feedback = byMessage.get(String(turn.answer?.rank)) ?? null;
-      if ((turn.feedback?.id ?? null) === (feedback?.id ?? null) && turn.feedback?.rating === feedback?.rating) continue;
+      if (JSON.stringify(turn.feedback) === JSON.stringify(feedback)) continue;
       turn.feedback = feedback;
       this.#view.updateTurn(turn);
     }
