@@ -29,8 +29,6 @@ const t = catalogue({
     reasoned: "{count} of those written were reasoning",
     cost: "cost {cost}",
     costIs: "Cost: {cost}",
-    median: "Median of the {count} answers of {agent} that this page has shown: {time}",
-    anAgent: "this agent",
     phase: "Phase",
     start: "Start",
     duration: "Duration",
@@ -55,8 +53,6 @@ const t = catalogue({
     reasoned: "dont {count} écrits en raisonnant",
     cost: "coût {cost}",
     costIs: "Coût : {cost}",
-    median: "Médiane des {count} réponses de {agent} affichées par cette page : {time}",
-    anAgent: "cet agent",
     phase: "Phase",
     start: "Début",
     duration: "Durée",
@@ -198,17 +194,12 @@ export function renderLedger(summary, turn) {
 /** @param {Summary} summary @param {Turn} turn @param {string} agent */
 function renderBody(summary, turn, agent) {
   const { firstTokenMs } = turn;
-  const median = medianOf(agent);
-  const known = median.count >= MIN_MEDIAN;
-  const notes = noteLines(turn);
-  if (known) {
-    const values = { count: median.count, agent: agent === "" ? t("anAgent") : agent, time: duration(median.ms) };
-    notes.push(t("median", values));
-  }
+  const known = medianOf(agent);
+  const median = known.count >= MIN_MEDIAN ? { ...known, agent } : null;
   const rows = summary.rows.map((row) => ({ name: nameOf(row, summary.rows), startMs: row.startMs, ms: row.ms, word: row.word }));
   return [
-    waterfall(rows, { totalMs: summary.totalMs, firstTokenMs, medianMs: known ? median.ms : null }),
-    el("ul", { class: "ledger-notes" }, notes.map((text) => el("li", { dir: "auto" }, text))),
+    waterfall(rows, { totalMs: summary.totalMs, firstTokenMs, median }),
+    el("div", { class: "ledger-notes" }, noteLines(turn).map((text) => el("p", {}, text))),
     renderTable(summary, turn),
   ];
 }

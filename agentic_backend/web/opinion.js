@@ -201,6 +201,7 @@ export class OpinionBar {
       ),
     );
     this.#place.replaceChildren(form);
+    form.scrollIntoView({ block: "nearest" });
   }
 }
 

@@ -89,6 +89,7 @@ const t = catalogue({
 const NAMED = /** @type {const} */ (["plan", "thought", "observation", "system_note"]);
 /** What is longer is shown in part, until the person asks for all of it. */
 const LONG_CHARS = 1_500;
+const LONG_LINES = 24;
 /** Longer texts are not read as JSON to be laid out. */
 const MAX_LAID_OUT_CHARS = 200_000;
 const PREVIEW_CHARS = 120;
@@ -305,8 +306,9 @@ function callMark(result, phase) {
 function longBlock(text, label) {
   const block = codeBlock(text, label);
   const code = block.querySelector("pre code");
-  if (text.length <= LONG_CHARS || code === null) return block;
-  code.textContent = `${text.slice(0, LONG_CHARS)}…`;
+  const beginning = text.slice(0, LONG_CHARS).split("\n").slice(0, LONG_LINES).join("\n");
+  if (beginning.length === text.length || code === null) return block;
+  code.textContent = `${beginning}…`;
   const all = el("button", { type: "button", class: "small show-all" }, t("showAll", { count: text.length }));
   all.addEventListener("click", () => {
     code.textContent = text;

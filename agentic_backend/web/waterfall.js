@@ -8,12 +8,20 @@ const t = catalogue({
   en: {
     label: "When each phase ran, over {time}. The table below has the figures.",
     firstToken: "first token, seen in this browser after {time}",
-    median: "median of this agent here, {time}",
+    median: {
+      one: "the {count} answer of {agent} that this page has shown: {time}",
+      other: "median of the {count} answers of {agent} that this page has shown: {time}",
+    },
+    anAgent: "this agent",
   },
   fr: {
     label: "Quand chaque phase s'est déroulée, sur {time}. Le tableau ci-dessous donne les chiffres.",
     firstToken: "premier token, vu dans ce navigateur après {time}",
-    median: "médiane de cet agent ici, {time}",
+    median: {
+      one: "la réponse ({count}) de {agent} affichée par cette page : {time}",
+      other: "médiane des {count} réponses de {agent} affichées par cette page : {time}",
+    },
+    anAgent: "cet agent",
   },
 });
 
@@ -24,7 +32,8 @@ const MAX_STRETCH = 3;
 
 /**
  * @typedef {{name: string, startMs: number, ms: number, word: string}} Bar
- * @typedef {{totalMs: number, firstTokenMs: number|null, medianMs: number|null}} Marks
+ * @typedef {{totalMs: number, firstTokenMs: number|null, median: Median|null}} Marks
+ * @typedef {{ms: number, count: number, agent: string}} Median of so many answers of an agent that this page has shown
  */
 
 /**
@@ -50,8 +59,8 @@ function tickText(ms) {
  * @param {Bar[]} bars
  * @param {Marks} marks
  */
-export function waterfall(bars, { totalMs, firstTokenMs, medianMs }) {
-  const reach = medianMs !== null && medianMs <= totalMs * MAX_STRETCH ? medianMs : 0;
+export function waterfall(bars, { totalMs, firstTokenMs, median }) {
+  const reach = median !== null && median.ms <= totalMs * MAX_STRETCH ? median.ms : 0;
   const ends = bars.map(({ startMs, ms }) => startMs + ms);
   const endMs = Math.max(totalMs, firstTokenMs ?? 0, reach, ...ends);
   /** @param {number} ms */
@@ -70,9 +79,11 @@ export function waterfall(bars, { totalMs, firstTokenMs, medianMs }) {
     lines.append(line("mark first", firstTokenMs, ""));
     keys.push(el("p", { class: "key first" }, t("firstToken", { time: duration(firstTokenMs) })));
   }
-  if (medianMs !== null) {
-    if (reach > 0) lines.append(line("mark median", medianMs, ""));
-    keys.push(el("p", { class: "key median" }, t("median", { time: duration(medianMs) })));
+  if (median !== null) {
+    if (reach > 0) lines.append(line("mark median", reach, ""));
+    const { agent, count } = median;
+    const text = t("median", { count, agent: agent === "" ? t("anAgent") : agent, time: duration(median.ms) });
+    keys.push(el("p", { class: "key median", dir: "auto" }, text));
   }
   const rows = bars.map(({ name, startMs, ms, word }) => {
     const bar = el("span", { class: `span word-${word}`, title: `${name} ${duration(ms)}` });

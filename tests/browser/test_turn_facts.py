@@ -118,8 +118,8 @@ async def test_five_words_sum_up_the_time_and_behind_them_stands_when(page, star
         await expect(ledger.locator(".plot .name")).to_contain_text(["llm_invoke"])
         await expect(ledger.locator(".mark.first")).to_have_count(1)
         await expect(ledger.locator(".key.first")).to_contain_text("seen in this browser after")
-        await expect(ledger.locator(".ledger-notes")).to_contain_text(
-            "Median of the 3 answers of Georges that this page has shown"
+        await expect(ledger.locator(".key.median")).to_contain_text(
+            "median of the 3 answers of Georges that this page has shown"
         )
         await expect(ledger.locator(".ledger-notes")).to_contain_text("Cost: €")
         await page.reload()
@@ -127,7 +127,7 @@ async def test_five_words_sum_up_the_time_and_behind_them_stands_when(page, star
         await page.locator(".ledger summary").last.click()
         # It was timed by the page that is gone.
         await expect(page.locator(".mark.first")).to_have_count(0)
-        await expect(page.locator(".ledger-notes")).to_contain_text("Median of the 3 answers")
+        await expect(page.locator(".key.median")).to_contain_text("median of the 3 answers")
 
 
 async def test_a_failure_says_once_what_happened_what_to_do_and_the_limit(page, start_service):
