@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from agentic_backend.events import ChatMessage
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.store import Feedback, FeedbackVerdict
+from agentic_backend.session.store import Feedback, FeedbackVerdict, FeedbackWanted, ReadFeedback
 from agentic_backend.spool.pending import Pending
 
 _MAX_RANK_DIGITS: Final = 10
@@ -33,22 +33,38 @@ WITH own AS MATERIALIZED (
     DELETE FROM feedbacks AS f USING own, named
     WHERE (f.session_id, f.user_id, f.message_id) = (own.session_id, own.user_id, named.other)
 ), kept AS (
-    INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating, comment, created_at)
-    SELECT :id, session_id, :message_id, user_id, :agent_name, :rating, :comment, CAST(:created_at AS timestamptz)
+    INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating, reason, comment, created_at)
+    SELECT :id, session_id, :message_id, user_id, :agent_name, :rating, :reason, :comment,
+        CAST(:created_at AS timestamptz)
     FROM own WHERE EXISTS (SELECT FROM named)
     ON CONFLICT (session_id, user_id, message_id) DO UPDATE SET agent_name = excluded.agent_name,
-        rating = excluded.rating, comment = excluded.comment, created_at = excluded.created_at
+        rating = excluded.rating, reason = excluded.reason, comment = excluded.comment,
+        created_at = excluded.created_at
     RETURNING id
 )
 SELECT EXISTS (SELECT FROM own) AS owned, EXISTS (SELECT FROM kept) AS kept
 """)
 
 LIST_FEEDBACK: Final = text("""
-SELECT id, session_id, user_id, message_id, agent_name, rating, comment,
+SELECT id, session_id, user_id, message_id, agent_name, rating, reason, comment,
     to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS created_at
 FROM feedbacks WHERE user_id = :user_id AND session_id = coalesce(CAST(:session_id AS text), session_id)
     AND session_id <> ALL(:deleted)
 ORDER BY feedbacks.created_at DESC, id LIMIT :limit OFFSET :offset
+""")
+
+# A message that is named by its rank gets its exchange from history, where it is stored by now.
+READ_FEEDBACK: Final = text("""
+SELECT f.id, f.agent_name, f.rating, f.reason, f.comment,
+    CASE WHEN f.rank IS NULL THEN f.message_id ELSE h.exchange_id END AS exchange_id,
+    to_char(f.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS created_at
+FROM (
+    SELECT *, CASE WHEN message_id ~ '^(0|[1-9][0-9]{0,8})$' THEN message_id::integer END AS rank FROM feedbacks
+    WHERE agent_name = coalesce(CAST(:agent AS text), agent_name)
+        AND rating = coalesce(CAST(:rating AS smallint), rating) AND session_id <> ALL(:deleted)
+    ORDER BY feedbacks.created_at DESC, id LIMIT :limit OFFSET :offset
+) AS f LEFT JOIN session_history AS h ON (h.session_id, h.user_id, h.rank) = (f.session_id, f.user_id, f.rank)
+ORDER BY f.created_at DESC, f.id
 """)
 
 DELETE_FEEDBACK: Final = text("DELETE FROM feedbacks WHERE id = :id AND user_id = :user_id RETURNING id")
@@ -90,6 +106,18 @@ class PostgresFeedback:
         }
         rows = await self._queries.fetch("list_feedback", LIST_FEEDBACK, parameters)
         return [Feedback(**row._mapping) for row in rows]
+
+    async def of_everybody(self, wanted: FeedbackWanted) -> list[ReadFeedback]:
+        """See `FeedbackStore`."""
+        parameters = {
+            "agent": wanted.agent_name,
+            "rating": wanted.rating,
+            "deleted": sorted({session_id for session_id, _ in self._pending.deletions()}),
+            "limit": wanted.limit,
+            "offset": wanted.offset,
+        }
+        rows = await self._queries.fetch("read_feedback", READ_FEEDBACK, parameters)
+        return [ReadFeedback(**row._mapping) for row in rows]
 
     async def delete(self, feedback_id: str, user_id: str) -> bool:
         """See `FeedbackStore`."""

@@ -26,7 +26,7 @@ _PERMISSIONS: Final = (
     "sessions:update",
 )
 """What every caller may do with their own data."""
-_OF_OPERATORS: Final = ("kpi:read",)
+_OF_OPERATORS: Final = ("feedback:read_all", "kpi:read")
 """What an operator may see."""
 _OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
 """What further callers may do, for everybody."""
@@ -43,11 +43,14 @@ class PublicSettings:
     realm_url: str | None
     client_id: str | None
     max_message_chars: int
+    asks_per_min: int
+    turns_per_user: int
+    turn_s: float
     max_attached_files_per_user: int
     max_attached_file_size_mb: int
     static_agents_only: bool
     public_links: bool
-    currency: str | None = None
+    currency: str | None
 
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""
@@ -55,8 +58,12 @@ class PublicSettings:
             "feature_flags": {"agent_editing": not self.static_agents_only, "public_links": self.public_links},
             "properties": {"siteDisplayName": "Turnwise"},
             "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
+            "currency": self.currency,
             "limits": {
                 "max_message_chars": self.max_message_chars,
+                "asks_per_min": self.asks_per_min,
+                "turns_per_user": self.turns_per_user,
+                "turn_s": self.turn_s,
                 "max_attached_files_per_user": self.max_attached_files_per_user,
                 "max_attached_file_size_mb": self.max_attached_file_size_mb,
             },

@@ -1,20 +1,26 @@
-"""REST of feedback: a user's ratings of answers, which only that user can see and delete."""
+"""REST of feedback: a user's ratings of answers, which that user can see and delete, and operators read."""
 
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from agentic_backend.errors import MessageNotFound, SessionNotFound
+from agentic_backend.errors import Forbidden, MessageNotFound, SessionNotFound
 from agentic_backend.events import utc_now
-from agentic_backend.session.store import Feedback, FeedbackStore
+from agentic_backend.rest.kpi_routes import KpiViews
+from agentic_backend.session.store import Feedback, FeedbackStore, FeedbackWanted
 from backend_kit.wire import storable
 
 _MAX_COMMENT_CHARS: Final = 4000
 _MAX_LISTED: Final = 1000
+
+Reason = Literal[
+    "not_true", "not_complete", "wrong_sources", "too_long", "true", "complete", "good_sources", "clear", "other"
+]
+"""Why an answer was rated as it was."""
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(storable)]
 _SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64), AfterValidator(storable)]
@@ -28,6 +34,7 @@ class GiveFeedback(BaseModel):
 
     rating: Annotated[int, Field(ge=1, le=5, strict=True)]
     comment: Annotated[str, StringConstraints(max_length=_MAX_COMMENT_CHARS), AfterValidator(storable)] | None = None
+    reason: Reason | None = None
     message_id: Annotated[_Id, Field(alias="messageId")]
     session_id: Annotated[_SessionId, Field(alias="sessionId")]
     agent_name: Annotated[_Id, Field(alias="agentName")]
@@ -46,6 +53,7 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
             message_id=body.message_id,
             agent_name=body.agent_name,
             rating=body.rating,
+            reason=body.reason,
             comment=body.comment,
             created_at=utc_now(),
         )
@@ -71,3 +79,25 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
         """Delete a feedback that the caller gave."""
         if not await store().delete(feedback_id, identity.uid):
             raise HTTPException(404, "Feedback not found.")
+
+
+def add_feedback_reading(
+    router: APIRouter, store: Callable[[], FeedbackStore], views: Callable[[], KpiViews], caller: Any
+) -> None:
+    """Add the route of those who may see `views()`. It names no user."""
+
+    def may_read(identity: caller) -> None:
+        if not views().open_to(identity):
+            raise Forbidden
+
+    # A dependency, so that a caller who may read nothing is refused before the query is validated.
+    @router.get("/kpi/feedback", dependencies=[Depends(may_read)])
+    async def read_feedback(
+        agent: Annotated[_Id | None, Query()] = None,
+        rating: Annotated[int | None, Query(ge=1, le=5)] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = 100,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> list[dict[str, Any]]:
+        """What everybody said of answers, newest first: for operators."""
+        found = await store().of_everybody(FeedbackWanted(agent, rating, limit, offset))
+        return [one.wire() for one in found]

@@ -80,6 +80,7 @@ SCOPES: Final[dict[str, Needs]] = {
     "GET /kpi/stalls": _ADMIN,
     "GET /kpi/instances": _ADMIN,
     "GET /kpi/usage": _ADMIN,
+    "GET /kpi/feedback": _ADMIN,
     "GET /config/frontend_settings": PUBLIC,
     "GET /config/permissions": ANY,
     # They take the token of the instance, which no client has.
@@ -215,6 +216,7 @@ ROUTE_COSTS: Final[dict[str, Cost]] = {
     "GET /kpi/stalls": Cost.READ,
     "GET /kpi/instances": Cost.READ,
     "GET /kpi/usage": Cost.EXPORT,
+    "GET /kpi/feedback": Cost.READ,
     "GET /config/frontend_settings": Cost.PAGE,
     "GET /config/permissions": Cost.CHEAP,
     "GET /fleet/turns": Cost.FREE,

@@ -271,8 +271,8 @@ class CutOffTurns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A user's rating of one message, 1 to 5. `message_id` is its rank, or the exchange whose answer it is;
-    `created_at` ISO 8601."""
+    """A user's rating of one message, 1 to 5. `message_id` is its rank, or the exchange whose answer it is; `reason`
+    one of a short list, by its name; `created_at` ISO 8601."""
 
     id: str
     session_id: str
@@ -280,6 +280,7 @@ class Feedback:
     message_id: str
     agent_name: str
     rating: int
+    reason: str | None
     comment: str | None
     created_at: str
 
@@ -288,12 +289,49 @@ class Feedback:
         return {
             "id": self.id,
             "rating": self.rating,
+            "reason": self.reason,
             "comment": self.comment,
             "messageId": self.message_id,
             "sessionId": self.session_id,
             "agentName": self.agent_name,
             "createdAt": self.created_at,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFeedback:
+    """Feedback as operators read it: without its author. `exchange_id` is None while the rated message is not
+    stored."""
+
+    id: str
+    agent_name: str
+    rating: int
+    reason: str | None
+    comment: str | None
+    exchange_id: str | None
+    created_at: str
+
+    def wire(self) -> dict[str, Any]:
+        """The feedback as JSON-ready dict."""
+        return {
+            "id": self.id,
+            "rating": self.rating,
+            "reason": self.reason,
+            "comment": self.comment,
+            "exchangeId": self.exchange_id,
+            "agentName": self.agent_name,
+            "createdAt": self.created_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackWanted:
+    """Which feedback to read: of one agent, or with one rating, or all; `limit` after the `offset` newest."""
+
+    agent_name: str | None
+    rating: int | None
+    limit: int
+    offset: int
 
 
 FeedbackVerdict = Literal["kept", "no_session", "no_message"]
@@ -308,6 +346,9 @@ class FeedbackStore(Protocol):
 
     async def of_user(self, user_id: str, session_id: str | None, limit: int, offset: int) -> list[Feedback]:
         """The user's, newest first, of one session or all."""
+
+    async def of_everybody(self, wanted: FeedbackWanted) -> list[ReadFeedback]:
+        """That of all users, newest first."""
 
     async def delete(self, feedback_id: str, user_id: str) -> bool:
         """Delete one of the user's. False if it does not exist."""

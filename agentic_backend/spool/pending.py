@@ -258,6 +258,10 @@ class Pending:
         ops = {key[0]: list(ops) for key, ops in self._by_key.items() if key[1] == user_id}
         return ops, {key[0] for key in self._deletes if key[1] == user_id}
 
+    def deletions(self) -> list[Key]:
+        """The sessions whose delete is pending."""
+        return list(self._deletes)
+
     def deletion(self, key: Key) -> Op | None:
         """The pending delete of the session."""
         return self._deletes.get(key)

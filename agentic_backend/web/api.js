@@ -1,5 +1,7 @@
 /** The service's REST interface as the page uses it, and the one place that holds the credentials. */
 
+/** @import { Reason } from "./opinion.js" */
+
 /**
  * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
  *
@@ -10,12 +12,12 @@
  * @property {string} id
  * @property {string} name
  * @property {boolean} [enabled]
- * @property {{role?: string, description?: string}} [tuning]
+ * @property {{role?: string, description?: string, fields?: {key: string}[]}} [tuning]
  * @property {string[]} [starters]
  * @property {{attach_files?: boolean, search_policy_selection?: boolean, libraries_selection?: boolean,
  *   documents_selection?: boolean, search_rag_scoping?: boolean, include_corpus_in_search?: boolean}} [chat_options]
  * @property {{id: string, title: string, description?: string|null}[]} [model_choices]
- * @typedef {{id: string, messageId: string, rating: number}} Feedback
+ * @typedef {{id: string, messageId: string, rating: number, reason?: Reason|null, comment?: string|null}} Feedback
  * @typedef {object} Passage
  * @property {string} text
  * @property {number} start in code points
@@ -24,13 +26,14 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{document_uid: string, title: string, file_name: string, mime_type: string}} LinkedDocument
- * @typedef {{max_attached_file_size_mb: number}} Limits
+ * @typedef {{max_attached_file_size_mb: number} & import("./told.js").Limits} Limits
  * @typedef {object} Transfer
  * @property {(bytes: number, of: number) => void} sent
  * @property {(line: string) => void} [line] each line of an answer that comes in lines
  * @property {AbortSignal} signal
  * @typedef {object} Settings
  * @property {Limits} limits
+ * @property {string|null} [currency]
  * @property {{public_links?: boolean}} [feature_flags]
  * @property {{enabled: boolean, realm_url?: string|null, client_id?: string|null}} user_auth
  */
@@ -174,10 +177,10 @@ export class Api {
 
   /**
    * Rates an answer from 1 to 5; it has one rating.
-   * @param {{sessionId: string, messageId: string, agentName: string, rating: number}} feedback
+   * @param {Omit<Feedback, "id"> & {sessionId: string, agentName: string}} feedback
    */
-  giveFeedback({ sessionId, messageId, agentName, rating }) {
-    return this.call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating });
+  giveFeedback({ sessionId, messageId, agentName, rating, reason = null, comment = null }) {
+    return this.call("POST", "chatbot/feedback", { sessionId, messageId, agentName, rating, reason, comment });
   }
 
   /** @param {string} id */

@@ -3,6 +3,7 @@
 import { Agents } from "./agents.js";
 import { Api, ApiError, Credentials } from "./api.js";
 import { Asking } from "./asking.js";
+import { searchesDocuments } from "./doing.js";
 import { Following } from "./following.js";
 import { Histories } from "./histories.js";
 import { Login } from "./login.js";
@@ -15,6 +16,7 @@ import { SessionList } from "./session_list.js";
 import { placeOf } from "./sources.js";
 import { PageState } from "./state.js";
 import { errorText } from "./texts.js";
+import { learn } from "./told.js";
 import { Uploads } from "./uploads.js";
 import { View } from "./view.js";
 
@@ -42,7 +44,7 @@ export class App {
   constructor() {
     const credentials = new Credentials();
     this.api = new Api(new URL("../agentic/v1/", import.meta.url), credentials);
-    this.login = new Login(credentials, () => this.api.settings(), {
+    this.login = new Login(credentials, () => this.#settings(), {
       renewed: (token) => this.socket.send({ type: "auth", access_token: token }),
       person: (person) => this.view.showPerson(person),
       trouble: (text, again, label) => this.view.notify(text, again, label),
@@ -61,7 +63,8 @@ export class App {
       search: (words) => this.list.search(words),
       exportSession: (format) => this.list.exportSession(format),
       share: () => this.list.share(),
-      rate: (turn, rating) => this.ratings.rate(turn, rating),
+      rate: (turn, rating, said) => this.ratings.rate(turn, rating, said),
+      searches: (turn) => searchesDocuments(this.agents.agents.find(({ id }) => id === turn.agentId)),
       loadEarlier: () => this.histories.loadEarlier(),
       connect: () => this.socket.connect(),
       retry: (turn) => this.asking.retry(turn),
@@ -101,6 +104,12 @@ export class App {
     this.list.loadSessions();
     this.navigation.loadPermissions();
     this.navigation.openAddressedDocument();
+  }
+
+  async #settings() {
+    const settings = await this.api.settings();
+    learn(settings);
+    return settings;
   }
 
   /**

@@ -1,40 +1,97 @@
 /**
- * The phases of a turn: what the server recorded, brought into order, and drawn under the answer.
+ * Where the time of a turn went: what the server recorded, brought into order, and drawn under the answer.
  *
- * `summarise` is pure. Phases of depth 0 do not overlap and cover the turn; what they leave is unattributed.
+ * `summarise`, `pieces` and `wordTimes` are pure. Phases of depth 0 do not overlap and cover the turn; what they leave is
+ * unattributed.
  */
+
 
 import { el } from "./dom.js";
 import { duration } from "./format.js";
+import { catalogue, language } from "./i18n.js";
+import { medianOf } from "./pace.js";
+import { told } from "./told.js";
+import { waterfall } from "./waterfall.js";
+
+const t = catalogue({
+  en: {
+    waiting: "waiting",
+    searching: "searching",
+    model: "model",
+    tools: "tools",
+    us: "us",
+    inService: "{time} in the service",
+    firstToken: "first token seen after {time}",
+    tokens: { one: "{count} token", other: "{count} tokens" },
+    tokensInOut: "Tokens: {input} read, {output} written",
+    cached: "{count} of those read came from the cache",
+    reasoned: "{count} of those written were reasoning",
+    cost: "cost {cost}",
+    costIs: "Cost: {cost}",
+    phase: "Phase",
+    start: "Start",
+    duration: "Duration",
+    share: "Share",
+    unattributed: "unattributed",
+    total: "Total on the server",
+    firstTokenHere: "First token, in this browser",
+    wholeHere: "Whole answer, in this browser",
+    phases: "Phases of this turn",
+  },
+  fr: {
+    waiting: "attente",
+    searching: "recherche",
+    model: "modèle",
+    tools: "outils",
+    us: "service",
+    inService: "{time} dans le service",
+    firstToken: "premier token vu après {time}",
+    tokens: { one: "{count} token", other: "{count} tokens" },
+    tokensInOut: "Tokens : {input} lus, {output} écrits",
+    cached: "dont {count} lus depuis le cache",
+    reasoned: "dont {count} écrits en raisonnant",
+    cost: "coût {cost}",
+    costIs: "Coût : {cost}",
+    phase: "Phase",
+    start: "Début",
+    duration: "Durée",
+    share: "Part",
+    unattributed: "non attribué",
+    total: "Total sur le serveur",
+    firstTokenHere: "Premier token, dans ce navigateur",
+    wholeHere: "Réponse entière, dans ce navigateur",
+    phases: "Phases de cette réponse",
+  },
+});
 
 /**
  * @typedef {{rows: Frames.LedgerRow[], unattributedMs: number|null, totalMs?: number|null}} Ledger
- * @typedef {{phase: string, call: number|null, depth: number, startMs: number, ms: number, hue: number}} Row
+ * @typedef {"waiting"|"searching"|"model"|"tools"|"us"} Word who a time counts to
+ * @typedef {{phase: string, call: number|null, depth: number, startMs: number, ms: number, word: Word}} Row
  * @typedef {{rows: Row[], totalMs: number, unattributedMs: number|null}} Summary
- * @typedef {{phase: string|null, hue: number|null, ms: number}} Piece
- * @typedef {{firstTokenMs: number|null, elapsedMs: number|null}} Measured
+ * @typedef {{word: Word, ms: number}} Piece
  */
 
 const MAX_ROWS = 200;
-const HUES = 8;
 const MIN_BAR_SHARE = 1 / 400;
+/** Of fewer answers a median says nothing. */
+const MIN_MEDIAN = 3;
 
-/** Colours that stay the same from turn to turn; a phase without a place here gets one by its name. */
-const KNOWN_HUES = new Map([
-  ["llm_invoke", 0],
-  ["vector_search", 1],
-  ["kf_vector_search", 1],
-  ["vector_rerank", 2],
-  ["kf_vector_rerank", 2],
-  ["history_restore", 3],
-  ["session_read", 4],
-  ["agent_init", 5],
-  ["admission_wait", 2],
-  ["stream_agent_response", 6],
-  ["persist_tx", 7],
-  ["spool_ack", 7],
-  ["db_ack", 7],
-]);
+/** @type {Word[]} */
+export const WORDS = ["waiting", "searching", "model", "tools", "us"];
+
+/**
+ * Who the own time of a phase counts to. What waits for a free connection, a place or a turn is waiting; what knowledge
+ * flow does inside a search belongs to the search, its own waits too.
+ * @param {string} phase
+ * @returns {Word}
+ */
+export function wordOf(phase) {
+  if (/^kf_(?!pool_wait$)|^vector_|^(keyword_expansion|follow_up)$/.test(phase)) return "searching";
+  if (phase.endsWith("_wait")) return "waiting";
+  if (phase.startsWith("llm_")) return "model";
+  return phase === "tool_call" || phase.startsWith("mcp_") ? "tools" : "us";
+}
 
 /**
  * Brings a ledger into order.
@@ -59,22 +116,14 @@ function rowOf(row) {
   const valid = row !== null && typeof row === "object" && typeof row.phase === "string";
   if (!valid || ![row.ms, row.start_ms, row.depth].every(Number.isFinite) || row.ms < 0) return [];
   const call = row.call ?? null;
-  return [{ phase: row.phase, call, depth: row.depth, startMs: row.start_ms, ms: row.ms, hue: hueOf(row.phase) }];
-}
-
-/** @param {string} phase */
-function hueOf(phase) {
-  const known = KNOWN_HUES.get(phase);
-  if (known !== undefined) return known;
-  let hash = 0;
-  for (const char of phase) hash = (hash * 31 + Number(char.codePointAt(0))) % 65_521;
-  return hash % HUES;
+  return [{ phase: row.phase, call, depth: row.depth, startMs: row.start_ms, ms: row.ms, word: wordOf(row.phase) }];
 }
 
 /**
- * Cuts the turn into pieces, each under the deepest phase that ran then: what the time was really spent in.
+ * Cuts the turn into pieces, each under the word of the deepest phase that ran then: what the time was really spent in.
+ * Where none ran, it is the service's own.
  * @param {Summary} summary
- * @returns {Piece[]} in order of time; phase null where none ran
+ * @returns {Piece[]} in order of time
  */
 export function pieces(summary) {
   const { rows, totalMs } = summary;
@@ -83,11 +132,11 @@ export function pieces(summary) {
   /** @type {Piece[]} */
   const found = [];
   for (let at = 1; at < cuts.length; at += 1) {
-    const row = deepest(rows, (cuts[at - 1] + cuts[at]) / 2);
+    const word = deepest(rows, (cuts[at - 1] + cuts[at]) / 2)?.word ?? "us";
     const ms = cuts[at] - cuts[at - 1];
     const last = found.at(-1);
-    if (last !== undefined && last.phase === (row?.phase ?? null)) last.ms += ms;
-    else found.push({ phase: row?.phase ?? null, hue: row?.hue ?? null, ms });
+    if (last !== undefined && last.word === word) last.ms += ms;
+    else found.push({ word, ms });
   }
   return found;
 }
@@ -104,85 +153,177 @@ function deepest(rows, moment) {
 }
 
 /**
- * The phase with the most time of its own, and that time: {phase, ms} or null.
+ * The time of each word, in ms; together they are the turn.
+ * @param {Piece[]} parts
+ * @returns {Record<Word, number>}
+ */
+export function wordTimes(parts) {
+  /** @type {Record<Word, number>} */
+  const times = { waiting: 0, searching: 0, model: 0, tools: 0, us: 0 };
+  for (const { word, ms } of parts) times[word] += ms;
+  return times;
+}
+
+/**
+ * What the page knows of a turn beside its phases.
+ * @typedef {object} Measured
+ * @property {Frames.Metadata} metadata
+ * @property {string|null} agentId
+ * @property {number|null} firstTokenMs as the page saw it; null where it did not
+ * @property {number|null} elapsedMs the same of all of it
+ */
+
+/**
+ * The summary under an answer; opened, it shows when each phase ran, what it took, and what the turn cost.
+ * @param {Summary} summary
+ * @param {Measured} turn
+ */
+export function renderLedger(summary, turn) {
+  const { totalMs } = summary;
+  const agent = turn.metadata.agent_id ?? turn.agentId ?? "";
+  const parts = pieces(summary);
+  const facts = el("span", { class: "ledger-facts" }, factsOf(totalMs, turn).join(" · "));
+  const head = el("summary", {}, renderBar(parts, totalMs), renderWords(parts), facts);
+  const body = el("div", { class: "ledger-body" });
+  const details = el("details", { class: "ledger" }, head, body);
+  // Drawn anew with each opening: the median may know of more answers then. Most are never opened.
+  const draw = () => body.replaceChildren(...renderBody(summary, turn, agent));
+  head.addEventListener("click", () => {
+    if (!details.open) draw();
+  });
+  details.addEventListener("toggle", () => {
+    if (!details.open) body.replaceChildren();
+    else if (body.firstChild === null) draw();
+  });
+  return details;
+}
+
+/** @param {Summary} summary @param {Measured} turn @param {string} agent */
+function renderBody(summary, turn, agent) {
+  const { firstTokenMs } = turn;
+  const known = medianOf(agent);
+  const median = known.count >= MIN_MEDIAN ? { ...known, agent } : null;
+  const rows = summary.rows.map((row) => ({ name: nameOf(row, summary.rows), startMs: row.startMs, ms: row.ms, word: row.word }));
+  return [
+    waterfall(rows, { totalMs: summary.totalMs, firstTokenMs, median }),
+    el("div", { class: "ledger-notes" }, noteLines(turn).map((text) => el("p", {}, text))),
+    renderTable(summary, turn),
+  ];
+}
+
+/** @param {number} totalMs @param {Measured} turn */
+function factsOf(totalMs, turn) {
+  // Two clocks: the service timed the turn, this page timed what it saw.
+  const facts = [t("inService", { time: duration(totalMs) })];
+  if (turn.firstTokenMs !== null) facts.push(t("firstToken", { time: duration(turn.firstTokenMs) }));
+  const { total_tokens: tokens } = turn.metadata.token_usage ?? {};
+  if (typeof tokens === "number" && tokens > 0) facts.push(t("tokens", { count: tokens }));
+  const cost = costText(turn.metadata);
+  if (cost !== "") facts.push(t("cost", { cost }));
+  return facts;
+}
+
+/** @param {Measured} turn */
+function noteLines({ metadata }) {
+  const lines = [];
+  const { input_tokens: input, output_tokens: output } = metadata.token_usage ?? {};
+  if (typeof input === "number" && typeof output === "number") {
+    const { cached_tokens: cached, reasoning_tokens: reasoned } = usageOf(metadata);
+    const more = [];
+    if (typeof cached === "number" && cached > 0) more.push(t("cached", { count: cached }));
+    if (typeof reasoned === "number" && reasoned > 0) more.push(t("reasoned", { count: reasoned }));
+    lines.push([t("tokensInOut", { input, output }), ...more].join("; "));
+  }
+  const cost = costText(metadata);
+  if (cost !== "") lines.push(t("costIs", { cost }));
+  return lines;
+}
+
+/** @param {Frames.Metadata} metadata @returns {Record<string, unknown>} what its model calls used */
+function usageOf(metadata) {
+  const { usage } = metadata.extras ?? {};
+  return typeof usage === "object" && usage !== null ? /** @type {Record<string, unknown>} */ (usage) : {};
+}
+
+/**
+ * What the turn cost; "" where its models have no price.
+ * @param {Frames.Metadata} metadata
+ */
+function costText(metadata) {
+  const { cost } = usageOf(metadata);
+  if (typeof cost !== "number" || !(cost > 0)) return "";
+  const digits = { minimumFractionDigits: 2, maximumFractionDigits: cost < 0.01 ? 6 : 4 };
+  if (told.currency === null) return new Intl.NumberFormat(language, digits).format(cost);
+  return new Intl.NumberFormat(language, { style: "currency", currency: told.currency, ...digits }).format(cost);
+}
+
+/**
+ * The five words, each with its colour and its time.
  * @param {Piece[]} parts
  */
-function bottleneck(parts) {
-  /** @type {Map<string, number>} */
-  const times = new Map();
-  for (const { phase, ms } of parts) if (phase !== null) times.set(phase, (times.get(phase) ?? 0) + ms);
-  const [longest] = [...times].sort((a, b) => b[1] - a[1]);
-  return longest === undefined ? null : { phase: longest[0], ms: longest[1] };
+function renderWords(parts) {
+  const times = wordTimes(parts);
+  const nodes = WORDS.map((word) => {
+    const time = times[word] > 0 ? duration(times[word]) : "0 ms";
+    const swatch = el("span", { class: `swatch word-${word}`, "aria-hidden": "true" });
+    return el("span", { class: times[word] > 0 ? "word" : "word none" }, swatch, `${t(word)} `, el("b", {}, time), " ");
+  });
+  return el("span", { class: "ledger-words" }, nodes);
 }
 
 /**
- * The bar and the table of a turn's phases.
- * @param {Summary} summary
- * @param {Measured} measured what this page timed itself
- */
-export function renderLedger(summary, measured) {
-  const parts = pieces(summary);
-  // Two clocks: the service timed the turn, this page timed what it saw.
-  const facts = [`${duration(summary.totalMs)} in the service`];
-  if (measured.firstTokenMs !== null) facts.push(`first token seen after ${duration(measured.firstTokenMs)}`);
-  const longest = bottleneck(parts);
-  if (longest !== null) facts.push(`${longest.phase} ${share(longest.ms, summary.totalMs)}`);
-  return el(
-    "details",
-    { class: "ledger" },
-    el("summary", {}, renderBar(parts, summary.totalMs), el("span", { class: "ledger-facts" }, facts.join(" · "))),
-    renderTable(summary, measured),
-  );
-}
-
-/**
- * Pieces narrower than a pixel are left to the table. Widths are set through the object model: the page's policy allows
- * no inline style.
+ * Says for the eye what the words beside it say. Pieces narrower than a pixel are left out. Widths are set through the
+ * object model: the page's policy allows no inline style.
  * @param {Piece[]} all
  * @param {number} totalMs
  */
 function renderBar(all, totalMs) {
-  const parts = all.filter(({ ms }) => ms >= totalMs * MIN_BAR_SHARE);
-  const named = parts.map(({ phase, ms }) => ({ phase: phase ?? "unattributed", ms }));
-  const label = named.map(({ phase, ms }) => `${phase} ${duration(ms)}`).join(", ");
-  const bar = el("span", { class: "bar", role: "img", "aria-label": `Phases: ${label}` });
-  parts.forEach(({ hue, ms }, at) => {
-    const title = `${named[at].phase} ${duration(ms)}`;
-    const part = el("span", { class: hue === null ? "gap" : `hue-${hue}`, title });
+  const bar = el("span", { class: "bar", "aria-hidden": "true" });
+  for (const { word, ms } of all.filter((piece) => piece.ms >= totalMs * MIN_BAR_SHARE)) {
+    const part = el("span", { class: `word-${word}` });
     part.style.flexGrow = String(ms);
     bar.append(part);
-  });
+  }
   return bar;
 }
 
-/** @param {Summary} summary @param {Measured} measured */
+/**
+ * A row's name; of several with one phase each has its number.
+ * @param {Row} row
+ * @param {Row[]} rows
+ */
+function nameOf({ phase, call }, rows) {
+  const several = rows.some((other) => other.phase === phase && other.call !== null && other.call > 1);
+  return several ? `${phase} ${call}` : phase;
+}
+
+/** @param {Summary} summary @param {{firstTokenMs: number|null, elapsedMs: number|null}} measured */
 function renderTable(summary, measured) {
-  const several = new Set(summary.rows.filter(({ call }) => call !== null && call > 1).map(({ phase }) => phase));
   const rows = summary.rows.map((row) => {
-    const swatch = el("span", { class: `swatch hue-${row.hue}` });
+    const swatch = el("span", { class: `swatch word-${row.word}` });
     swatch.style.marginInlineStart = `${Math.min(row.depth, 8) * 1.1}rem`;
-    const name = el("th", { scope: "row" }, swatch, several.has(row.phase) ? `${row.phase} ${row.call}` : row.phase);
+    const name = el("th", { scope: "row" }, swatch, nameOf(row, summary.rows));
     const line = cells(name, duration(row.startMs), duration(row.ms), share(row.ms, summary.totalMs));
     line.classList.toggle("nested-row", row.depth > 0);
     return line;
   });
   const foot = [];
   if (summary.unattributedMs !== null) {
-    const name = el("th", { scope: "row" }, el("span", { class: "swatch gap" }), "unattributed");
+    const name = el("th", { scope: "row" }, el("span", { class: "swatch gap" }), t("unattributed"));
     foot.push(cells(name, "", duration(summary.unattributedMs), share(summary.unattributedMs, summary.totalMs)));
   }
-  foot.push(cells(el("th", { scope: "row" }, "Total on the server"), "", duration(summary.totalMs), ""));
+  foot.push(cells(el("th", { scope: "row" }, t("total")), "", duration(summary.totalMs), ""));
   /** @type {[string, number|null][]} */
   const own = [
-    ["First token, in this browser", measured.firstTokenMs],
-    ["Whole answer, in this browser", measured.elapsedMs],
+    [t("firstTokenHere"), measured.firstTokenMs],
+    [t("wholeHere"), measured.elapsedMs],
   ];
   for (const [name, ms] of own) {
     if (ms !== null) foot.push(cells(el("th", { scope: "row" }, name), "", duration(ms), ""));
   }
-  const head = ["Phase", "Start", "Duration", "Share"].map((name) => el("th", { scope: "col" }, name));
+  const head = [t("phase"), t("start"), t("duration"), t("share")].map((name) => el("th", { scope: "col" }, name));
   const body = [el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows), el("tfoot", {}, ...foot)];
-  const region = { class: "ledger-table", tabindex: "0", role: "region", "aria-label": "Phases of this turn" };
+  const region = { class: "ledger-table", tabindex: "0", role: "region", "aria-label": t("phases") };
   return el("div", region, el("table", {}, ...body));
 }
 

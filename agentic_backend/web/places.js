@@ -76,6 +76,13 @@ export const PLACES = [
     load: () => import("./live/place.js"),
   },
   {
+    name: "feedback",
+    title: () => t("feedback"),
+    permission: "feedback:read_all",
+    style: "feedback/style.css",
+    load: () => import("./feedback/place.js"),
+  },
+  {
     name: "s",
     title: () => t("shared"),
     permission: null,

@@ -2,6 +2,7 @@
 
 /**
  * @import { App } from "./app.js"
+ * @import { Opinion } from "./opinion.js"
  * @import { Turn } from "./protocol.js"
  * @import { Conversation } from "./state.js"
  */
@@ -17,20 +18,21 @@ export class Ratings {
   }
 
   /**
-   * Rates an answer, or takes the rating back where it is the one that it has.
+   * Rates an answer, or takes the rating back where it is the one that it has and nothing more is said.
    * @param {Turn} turn
    * @param {number} rating
+   * @param {Opinion|null} said
    */
-  async rate(turn, rating) {
+  async rate(turn, rating, said) {
     const { answer } = turn;
     if (answer === undefined) return; // its buttons stand under an answer
     await this.#app.guarded(async () => {
-      if (turn.feedback?.rating === rating) {
+      if (said === null && turn.feedback?.rating === rating) {
         await this.#app.api.takeFeedbackBack(turn.feedback.id);
       } else {
         const agentName = turn.metadata.agent_id ?? turn.agentId ?? "unknown";
         const messageId = String(answer.rank);
-        await this.#app.api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating });
+        await this.#app.api.giveFeedback({ sessionId: turn.sessionId, messageId, agentName, rating, ...said });
       }
       await this.#showFeedback(this.#app.state.conversationOf(turn.sessionId));
     });
@@ -42,7 +44,7 @@ export class Ratings {
     const byMessage = new Map(given.map((feedback) => [feedback.messageId, feedback]));
     for (const turn of conversation.known) {
       const feedback = byMessage.get(String(turn.answer?.rank)) ?? null;
-      if ((turn.feedback?.id ?? null) === (feedback?.id ?? null) && turn.feedback?.rating === feedback?.rating) continue;
+      if (JSON.stringify(turn.feedback) === JSON.stringify(feedback)) continue;
       turn.feedback = feedback;
       this.#app.view.updateTurn(turn);
     }

@@ -6,6 +6,7 @@
 
 import { el, icon } from "./dom.js";
 import { duration, fullMoment, moment, wholeSeconds } from "./format.js";
+import { catalogue } from "./i18n.js";
 import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
 import { decisionText } from "./texts.js";
 
@@ -19,8 +20,78 @@ import { decisionText } from "./texts.js";
  * @typedef {"running"|"waiting"|"over"} Phase of the turn: it runs, waits for the person, or is over
  */
 
-/** @type {Partial<Record<Frames.Channel, string>>} */
-const STEP_NAMES = { plan: "Plan", thought: "Thought", observation: "Observation", system_note: "Note" };
+const t = catalogue({
+  en: {
+    plan: "Plan",
+    thought: "Thought",
+    observation: "Observation",
+    system_note: "Note",
+    step: "Step",
+    image: "Image: {name}",
+    untitled: "untitled",
+    reasoning: "Reasoning",
+    thinkingFor: "Thinking… {time}",
+    thoughtFor: "Thought for {time}",
+    thoughtInAll: "Thought for {time} in all",
+    tool: "Tool: ",
+    toolState: "Tool {state}",
+    calledWith: "called with",
+    failedWith: "failed",
+    answeredWith: "answered",
+    running: "running",
+    waiting: "waits for you",
+    over: "without an answer",
+    notCalled: "was not called",
+    answered: "answered",
+    answeredIn: "answered in {time}",
+    failed: "failed",
+    failedIn: "failed in {time}",
+    yourAnswers: "your answers",
+    changed: "{name}, as you changed it",
+    decidedBy: "Decided by {name}, {when}",
+    decided: "Decided {when}",
+    showAll: "Show all {count} characters",
+  },
+  fr: {
+    plan: "Plan",
+    thought: "Réflexion",
+    observation: "Observation",
+    system_note: "Note",
+    step: "Étape",
+    image: "Image : {name}",
+    untitled: "sans titre",
+    reasoning: "Raisonnement",
+    thinkingFor: "Réflexion… {time}",
+    thoughtFor: "Réflexion pendant {time}",
+    thoughtInAll: "Réflexion pendant {time} en tout",
+    tool: "Outil : ",
+    toolState: "Outil : {state}",
+    calledWith: "appelé avec",
+    failedWith: "échec",
+    answeredWith: "réponse",
+    running: "en cours",
+    waiting: "vous attend",
+    over: "sans réponse",
+    notCalled: "n'a pas été appelé",
+    answered: "a répondu",
+    answeredIn: "a répondu en {time}",
+    failed: "a échoué",
+    failedIn: "a échoué en {time}",
+    yourAnswers: "vos réponses",
+    changed: "{name}, tel que vous l'avez modifié",
+    decidedBy: "Décidé par {name}, {when}",
+    decided: "Décidé {when}",
+    showAll: "Afficher les {count} caractères",
+  },
+});
+
+/** Channels that name their steps. */
+const NAMED = /** @type {const} */ (["plan", "thought", "observation", "system_note"]);
+/** What is longer is shown in part, until the person asks for all of it. */
+const LONG_CHARS = 1_500;
+const LONG_LINES = 24;
+/** Longer texts are not read as JSON to be laid out. */
+const MAX_LAID_OUT_CHARS = 200_000;
 const PREVIEW_CHARS = 120;
 const NEAR_END_PX = 24;
 const TICK_MS = 250;
@@ -101,7 +172,7 @@ export function renderPart(part) {
     case "code":
       return [codeBlock(String(part.code), part.language ?? "")];
     case "image_url":
-      return [safeLink(part.url, [`Image: ${part.alt || "untitled"}`])];
+      return [safeLink(part.url, [t("image", { name: part.alt || t("untitled") })])];
     case "link":
       return part.href ? [safeLink(part.href, [part.title || part.href])] : [];
     case "geo":
@@ -117,7 +188,7 @@ export class ThinkingItem {
   #dots = dots();
   #text = el("div", { class: "markdown" });
   #stream = new MarkdownStream(this.#text);
-  #body = el("div", { class: "thinking", tabindex: "0", role: "region", "aria-label": "Reasoning" }, this.#text);
+  #body = el("div", { class: "thinking", tabindex: "0", role: "region", "aria-label": t("reasoning") }, this.#text);
   #summary = el("summary", {}, icon("thought"), this.#title, this.#dots);
   #details = el("details", { class: "step step-thinking" }, this.#summary, this.#body);
   /** Of which nothing but the time is known. */
@@ -178,9 +249,11 @@ export class ThinkingItem {
 /** @param {Item|null} item @param {number} now */
 function thinkingTitle(item, now) {
   const { ms = null, since = null } = item?.thinking ?? {};
-  if (since !== null) return `Thinking… ${wholeSeconds(Math.floor(((ms ?? 0) + now - since) / 1000) * 1000)}`;
-  if (ms === null || ms <= 0) return "Thought";
-  return `Thought for ${wholeSeconds(ms)}${item?.thinking?.inAll === true ? " in all" : ""}`;
+  if (since !== null) {
+    return t("thinkingFor", { time: wholeSeconds(Math.floor(((ms ?? 0) + now - since) / 1000) * 1000) });
+  }
+  if (ms === null || ms <= 0) return t("thought");
+  return t(item?.thinking?.inAll === true ? "thoughtInAll" : "thoughtFor", { time: wholeSeconds(ms) });
 }
 
 /** A call of a tool and what came of it: one closed line that opens. */
@@ -191,7 +264,7 @@ export class CallItem {
 
   /** @param {CallRow} row */
   constructor({ call }) {
-    const name = el("span", { class: "step-title" }, "Tool: ", el("code", {}, call.name));
+    const name = el("span", { class: "step-title" }, t("tool"), el("code", {}, call.name));
     const preview = el("span", { class: "call-preview" }, previewOf(call.args));
     const summary = el("summary", {}, icon("tool"), name, preview, this.#state);
     this.node = el("details", { class: "step step-call" }, summary, this.#body);
@@ -199,28 +272,72 @@ export class CallItem {
 
   /** @param {CallRow} row @param {Phase} phase */
   update({ call, item, lead, result }, phase) {
-    const state = result === null ? CALL_STATES[phase] : resultTitle(result.part);
+    const state = result === null ? t(phase) : resultTitle(result.part);
     const key = `${state} ${item.message === null} ${result?.item.rank}`;
     if (key === this.#key) return;
     this.#key = key;
     const failed = result?.part.ok === false;
     this.node.classList.toggle("failed", failed);
-    this.#state.replaceChildren(...(result === null && phase === "running" ? [dots()] : []), state);
+    this.#state.replaceChildren(callMark(result?.part ?? null, phase), state);
     this.#body.replaceChildren(
       ...(lead ? textBlocks(item) : []),
-      codeBlock(JSON.stringify(call.args, null, 2), "called with"),
+      longBlock(JSON.stringify(call.args, null, 2), t("calledWith")),
       ...(result === null ? [] : resultBlocks(result)),
     );
   }
 }
 
-/** @type {Record<Phase, string>} */
-const CALL_STATES = { running: "running", waiting: "waits for you", over: "without an answer" };
+/**
+ * What a call's state looks like, beside its words.
+ * @param {Frames.ToolResultPart|null} result
+ * @param {Phase} phase
+ */
+function callMark(result, phase) {
+  if (result !== null) return icon(result.ok === false ? "alert" : "check");
+  if (phase === "running") return dots();
+  return icon(phase === "waiting" ? "person" : "alert");
+}
+
+/**
+ * A text in a block of its own: of a long one its beginning, and a button for the rest.
+ * @param {string} text
+ * @param {string} label
+ */
+function longBlock(text, label) {
+  const block = codeBlock(text, label);
+  const code = block.querySelector("pre code");
+  const beginning = text.slice(0, LONG_CHARS).split("\n").slice(0, LONG_LINES).join("\n");
+  if (beginning.length === text.length || code === null) return block;
+  code.textContent = `${beginning}…`;
+  const all = el("button", { type: "button", class: "small show-all" }, t("showAll", { count: text.length }));
+  all.addEventListener("click", () => {
+    code.textContent = text;
+    all.remove();
+    block.querySelector("pre")?.focus();
+  });
+  block.append(all);
+  return block;
+}
+
+/**
+ * JSON on lines of its own, anything else as it is.
+ * @param {string} text
+ */
+function laidOut(text) {
+  if (text.length > MAX_LAID_OUT_CHARS || !/^\s*[[{]/.test(text)) return text;
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch (error) {
+    if (error instanceof SyntaxError) return text;
+    throw error;
+  }
+}
 
 /** @param {Result} result */
 function resultBlocks({ part, item }) {
   const content = String(part.content ?? "");
-  const answer = content === "" ? [] : [codeBlock(content, part.ok === false ? "failed" : "answered")];
+  const label = t(part.ok === false ? "failedWith" : "answeredWith");
+  const answer = content === "" ? [] : [longBlock(laidOut(content), label)];
   const more = item.message?.parts ?? [];
   return [...answer, ...textBlocks(item), ...more.flatMap(renderPart)];
 }
@@ -239,8 +356,8 @@ function previewOf(args) {
 
 /** @param {Frames.ToolResultPart} part */
 function resultTitle({ ok, latency_ms: ms = null }) {
-  if (ok === false && ms === null) return "was not called";
-  return `${ok === false ? "failed" : "answered"}${ms === null ? "" : ` in ${duration(ms)}`}`;
+  if (ms === null) return t(ok === false ? "notCalled" : "answered");
+  return t(ok === false ? "failedIn" : "answeredIn", { time: duration(ms) });
 }
 
 /** A thought, a result whose call is not known, another step: one closed line that opens. */
@@ -262,7 +379,9 @@ export class StepItem {
     this.#shown = shown;
     const blocks = textBlocks(item);
     for (const part of item.message?.parts ?? []) {
-      if (part.type === "tool_result") blocks.push(codeBlock(String(part.content ?? ""), part.ok ? "" : "failed"));
+      if (part.type === "tool_result") {
+        blocks.push(longBlock(laidOut(String(part.content ?? "")), part.ok ? "" : t("failedWith")));
+      }
       else blocks.push(...renderPart(part));
     }
     this.#body.replaceChildren(...blocks);
@@ -277,30 +396,34 @@ function textBlocks({ text }) {
 /** @param {Item} item */
 function stepTitle(item) {
   const part = item.message?.parts.find(({ type }) => type === "tool_result");
-  return part?.type === "tool_result" ? `Tool ${resultTitle(part)}` : (STEP_NAMES[item.channel] ?? "Step");
+  if (part?.type === "tool_result") return t("toolState", { state: resultTitle(part) });
+  return t(NAMED.find((one) => one === item.channel) ?? "step");
 }
 
-/** What the person told the agent in the middle of the turn: a quiet line, which opens where there is more to see. */
+/** What a person told the agent in the middle of the turn: a quiet line, behind which stands who it was, and when. */
 export class DecisionItem {
   /** @param {DecisionRow} row */
   constructor({ item, names }) {
-    const { answer, at } = decisionOf(item);
+    const { answer, at, by } = decisionOf(item);
     const title = el("span", { class: "step-title" }, decisionText(answer, item.text, names));
     const time = el("time", { class: "call-state", datetime: at, title: fullMoment(at) }, moment(at));
-    const blocks = decisionBlocks(answer);
-    const line = [icon("person"), title, time];
-    this.node =
-      blocks.length === 0
-        ? el("p", { class: "step step-line step-decision" }, line)
-        : el("details", { class: "step step-decision" }, el("summary", {}, line), el("div", { class: "step-body" }, blocks));
+    const when = fullMoment(at);
+    const who = el("p", { class: "plain", dir: "auto" }, by === "" ? t("decided", { when }) : t("decidedBy", { name: by, when }));
+    this.node = el(
+      "details",
+      { class: "step step-decision" },
+      el("summary", {}, icon("person"), title, time),
+      el("div", { class: "step-body" }, who, decisionBlocks(answer)),
+    );
   }
 }
 
 /** @param {Item} item */
 function decisionOf({ message }) {
   const decision = /** @type {Record<string, unknown>} */ (message?.metadata.extras?.decision ?? {});
-  const { answer, at } = decision;
-  return { answer, at: typeof at === "string" ? at : (message?.timestamp ?? "") };
+  const { answer, at, by } = decision;
+  const when = typeof at === "string" ? at : (message?.timestamp ?? "");
+  return { answer, at: when, by: typeof by === "string" ? by : "" };
 }
 
 /**
@@ -310,12 +433,12 @@ function decisionOf({ message }) {
  */
 function decisionBlocks(answer) {
   const { decisions, answers } = /** @type {Record<string, unknown>} */ (answer ?? {});
-  if (answers !== undefined) return [codeBlock(JSON.stringify(answers, null, 2), "your answers")];
+  if (answers !== undefined) return [longBlock(JSON.stringify(answers, null, 2), t("yourAnswers"))];
   if (!Array.isArray(decisions)) return [];
   return decisions.flatMap((decision) => {
     const { name, args, arguments: given } = decision?.edited_action ?? {};
     const changed = args ?? given;
-    return changed === undefined ? [] : [codeBlock(JSON.stringify(changed, null, 2), `${name}, as you changed it`)];
+    return changed === undefined ? [] : [longBlock(JSON.stringify(changed, null, 2), t("changed", { name }))];
   });
 }
 

@@ -1,39 +1,68 @@
-/** One turn on the page: question, what the agent did, streamed answer, how it ended, and its phases. */
+/** One turn on the page: question, what the agent did, streamed answer, how it ended, and where its time went. */
 
 /**
- * @import { IconName } from "./dom.js"
  * @import { Card, Said } from "./hitl.js"
+ * @import { Opinion } from "./opinion.js"
  * @import { Item, Turn, TurnError } from "./protocol.js"
  * @import { QuestionActions } from "./question.js"
  * @import { OpenSource } from "./sources.js"
  * @import { Phase, Row } from "./steps.js"
  */
 
+import { adviceFor, limitHit } from "./advice.js";
+import { StateLine } from "./doing.js";
 import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
 import { catalogue } from "./i18n.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { MarkdownStream } from "./markdown.js";
+import { OpinionBar } from "./opinion.js";
+import { noteTime } from "./pace.js";
 import { QuestionView } from "./question.js";
 import { citationButton, SourceList } from "./sources.js";
-import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
+import { CallItem, DecisionItem, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
 
 const t = catalogue({
-  en: { regenerate: "Another answer", turn: "Question and answer" },
-  fr: { regenerate: "Une autre réponse", turn: "Question et réponse" },
+  en: {
+    regenerate: "Another answer",
+    turn: "Question and answer",
+    cancelled: "Stopped. What was written so far is kept.",
+    interrupted: "This answer was interrupted.",
+    passed: "You went on without answering the agent.",
+    unanswered: "This question has no stored answer.",
+    askAgain: "Ask again",
+    askAgainThis: "Ask again: {question}",
+    edit: "Edit",
+    partial: "The part above was written before it broke off.",
+    tryAgain: "Try again",
+    tryAgainIn: "Try again in {seconds} s",
+    copy: "Copy answer",
+    inBrowser: "{time} in this browser",
+  },
+  fr: {
+    regenerate: "Une autre réponse",
+    turn: "Question et réponse",
+    cancelled: "Arrêté. Ce qui a été écrit jusque-là est conservé.",
+    interrupted: "Cette réponse a été interrompue.",
+    passed: "Vous avez continué sans répondre à l'agent.",
+    unanswered: "Cette question n'a pas de réponse enregistrée.",
+    askAgain: "Redemander",
+    askAgainThis: "Redemander : {question}",
+    edit: "Modifier",
+    partial: "La partie ci-dessus a été écrite avant l'interruption.",
+    tryAgain: "Réessayer",
+    tryAgainIn: "Réessayer dans {seconds} s",
+    copy: "Copier la réponse",
+    inBrowser: "{time} dans ce navigateur",
+  },
 });
 
 /** Ends after which the person may want the answer all the same. */
 const ASKED_AGAIN = new Set(["cancelled", "interrupted"]);
-/** @type {Record<string, string|undefined>} */
-const END_NOTES = {
-  cancelled: "Stopped. What was written so far is kept.",
-  interrupted: "This answer was interrupted.",
-  passed: "You went on without answering the agent.",
-  unanswered: "This question has no stored answer.",
-};
+/** Ends of which a line under the turn tells. */
+const NOTED = /** @type {const} */ (["cancelled", "interrupted", "passed", "unanswered"]);
 
 /**
  * What the buttons under a turn do.
@@ -42,7 +71,8 @@ const END_NOTES = {
  * @property {(turn: Turn) => void} edit of a failed turn
  * @property {(turn: Turn) => void} regenerate asks for another answer in the place of this one
  * @property {(turn: Turn) => void} askAgain of one that was stopped or interrupted
- * @property {(turn: Turn, rating: number) => void} rate of an answer
+ * @property {(turn: Turn, rating: number, said: Opinion|null) => void} rate of an answer
+ * @property {(turn: Turn) => boolean} searches whether its agent looks into documents first
  * @property {(turn: Turn, said: Said) => void} answerHuman of one that waits for the person
  * @property {OpenSource} openSource
  * @typedef {AnswerActions & QuestionActions} TurnActions
@@ -61,22 +91,21 @@ export class TurnView {
   /** @type {QuestionView|null} */
   #asked = null;
   #steps = el("div", { class: "items" });
-  #state = el("div", { class: "turn-state" });
+  #state = new StateLine();
   #end = el("div", { class: "turn-end" });
-  #stateKey = "";
   #endKey = "";
   /** @type {number|undefined} */
   #retryTimer;
-  /** @type {HTMLButtonElement[]} */
-  #ratings = [];
+  #opinion;
 
   /** @param {Turn} turn @param {TurnActions} actions */
   constructor(turn, actions) {
     this.#turn = turn;
     this.#actions = actions;
     this.#sources = new SourceList((source) => actions.openSource(source, ""));
-    this.answer = el("div", { class: "answer" }, this.#steps, this.#state, this.#sources.node);
-    this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
+    this.#opinion = new OpinionBar((rating, said) => actions.rate(turn, rating, said));
+    this.answer = el("div", { class: "answer" }, this.#steps, this.#state.node, this.#sources.node);
+    this.node = el("article", { class: "turn", "aria-label": t("turn") }, this.answer, this.#end);
     if (turn.question !== null) {
       this.#asked = new QuestionView(turn, actions);
       this.node.prepend(this.#asked.node);
@@ -93,14 +122,12 @@ export class TurnView {
     else this.answer.setAttribute("aria-busy", "true");
     this.#asked?.update();
     this.#updateItems();
-    this.#updateState();
+    this.#state.update(turn, this.#actions.searches(turn));
     // Under a finished answer only: while it is written the list would move with every line.
     if (turn.ended) this.#sources.show(turn.sources, turn.answer?.text ?? "");
     if (turn.ended) this.#updateEnd();
     else this.#clearEnd();
-    for (const button of this.#ratings) {
-      button.setAttribute("aria-pressed", String(Number(button.value) === turn.feedback?.rating));
-    }
+    this.#opinion.update(turn.feedback);
   }
 
   /** @param {-1|1} step */
@@ -168,14 +195,6 @@ export class TurnView {
     }
   }
 
-  /** The line under the text while the turn runs: waiting, thinking, stopping. */
-  #updateState() {
-    const text = stateText(this.#turn);
-    if (text === this.#stateKey) return;
-    this.#stateKey = text;
-    this.#state.replaceChildren(...(text === "" ? [] : [dots(), el("span", {}, text)]));
-  }
-
   #updateEnd() {
     const turn = this.#turn;
     const key = `${turn.status}:${turn.retried === true}:${turn.awaiting?.checkpoint_id}`;
@@ -212,32 +231,38 @@ export class TurnView {
 
   #endNote() {
     const { status, question, retried } = this.#turn;
-    const note = END_NOTES[status];
+    const note = NOTED.find((one) => one === status);
     if (note === undefined) return [];
     const again = ASKED_AGAIN.has(status) && question !== null && !retried ? [this.#askAgainButton()] : [];
     const mark = status === "interrupted" ? [icon("alert")] : [];
-    return [el("div", { class: `note ended ${status}` }, mark, el("p", {}, note), again)];
+    return [el("div", { class: `note ended ${status}` }, mark, el("p", {}, t(note)), again)];
   }
 
   /** Its name says which question it asks: a log may hold several. */
   #askAgainButton() {
-    const label = `Ask again: ${this.#turn.question?.slice(0, 80)}`;
+    const label = t("askAgainThis", { question: this.#turn.question?.slice(0, 80) ?? "" });
     const onclick = () => this.#actions.askAgain(this.#turn);
-    return el("button", { type: "button", class: "small", "aria-label": label, onclick }, "Ask again");
+    return el("button", { type: "button", class: "small", "aria-label": label, onclick }, t("askAgain"));
   }
 
-  /** @param {TurnError} error */
+  /**
+   * Says once what happened, what to do, and which limit it was.
+   * @param {TurnError} error
+   */
   #errorBox(error) {
     const { title, message } = errorText(error);
+    const advice = adviceFor(error.code);
+    const limit = limitHit(error.code, this.#turn.question);
     const buttons = el("div", { class: "buttons" });
     if (!this.#turn.retried && this.#turn.question !== null) {
       if (error.retryable) buttons.append(this.#retryButton(error.retryAfterMs));
       if (this.#turn.status === "refused") {
-        buttons.append(el("button", { type: "button", onclick: () => this.#actions.edit(this.#turn) }, "Edit"));
+        buttons.append(el("button", { type: "button", onclick: () => this.#actions.edit(this.#turn) }, t("edit")));
       }
     }
-    const partial = error.partial ? "The part above was written before it broke off." : "";
-    const words = [message, partial].filter((text) => text !== "" && text !== title).join(" ");
+    const partial = error.partial ? t("partial") : "";
+    // The service's own sentence says what the title does, in other words: it stands where nothing better is known.
+    const words = [limit, advice || message, partial].filter((text) => text !== "" && text !== title).join(" ");
     const text = el("div", {}, el("strong", {}, title), words === "" ? "" : el("p", {}, words), buttons);
     return el("div", { class: "error", role: "alert", "data-code": error.code }, icon("alert"), text);
   }
@@ -252,7 +277,7 @@ export class TurnView {
     const show = () => {
       const left = Math.ceil((due - performance.now()) / 1000);
       button.disabled = left > 0;
-      button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+      button.textContent = left > 0 ? t("tryAgainIn", { seconds: left }) : t("tryAgain");
       if (left <= 0) clearInterval(this.#retryTimer);
     };
     this.#retryTimer = setInterval(show, 250);
@@ -267,24 +292,16 @@ export class TurnView {
     return el("button", attributes, icon("again"));
   }
 
-  /** @param {number} value @param {IconName} name @param {string} label */
-  #rating(value, name, label) {
-    const onclick = () => this.#actions.rate(this.#turn, value);
-    const attributes = { type: "button", class: "quiet small rating", value, "aria-label": label, title: label, onclick };
-    return el("button", attributes, icon(name));
-  }
-
   #footer() {
     const turn = this.#turn;
     const footer = el("footer", {});
     const row = el("div", { class: "turn-meta" });
     if (turn.answer !== undefined && turn.answer.text !== "") {
-      row.append(copyButton(() => turn.answer?.text ?? "", "Copy answer"));
+      row.append(copyButton(() => turn.answer?.text ?? "", t("copy")));
     }
     if (turn.status === "done" && turn.question !== null && turn.rank !== null) row.append(this.#regenerateButton());
     const rated = turn.status === "done";
-    this.#ratings = rated ? [this.#rating(5, "like", "Good answer"), this.#rating(1, "dislike", "Bad answer")] : [];
-    row.append(...this.#ratings);
+    if (rated) row.append(...this.#opinion.buttons);
     const { timestamp } = turn;
     if (timestamp !== null) {
       row.append(el("time", { datetime: timestamp, title: fullMoment(timestamp) }, moment(timestamp)));
@@ -293,11 +310,12 @@ export class TurnView {
     if (typeof model === "string" && model !== "") row.append(el("span", {}, model));
     const summary = summarise(turn.ledger);
     if (summary !== null) {
-      footer.append(renderLedger(summary, { firstTokenMs: turn.firstTokenMs, elapsedMs: turn.elapsedMs }));
+      noteTime(turn.metadata.agent_id ?? turn.agentId ?? "", turn.exchangeId, summary.totalMs);
+      footer.append(renderLedger(summary, turn));
     } else if (turn.elapsedMs !== null && turn.status !== "refused") {
-      row.append(el("span", {}, `${duration(turn.elapsedMs)} in this browser`));
+      row.append(el("span", {}, t("inBrowser", { time: duration(turn.elapsedMs) })));
     }
-    footer.append(row);
+    footer.append(row, ...(rated ? [this.#opinion.node] : []));
     return footer;
   }
 }
@@ -308,19 +326,6 @@ export class TurnView {
 function phaseOf(turn) {
   if (!turn.ended) return "running";
   return turn.status === "awaiting" ? "waiting" : "over";
-}
-
-/** @param {Turn} turn */
-function stateText(turn) {
-  if (turn.ended) return "";
-  if (turn.status === "stopping") return "Stopping…";
-  if (turn.waitingForConnection === true) return "Waiting for the connection…";
-  if (turn.resuming) return "Resuming the answer…";
-  if (turn.queuePosition !== null) return `In the queue, position ${turn.queuePosition}`;
-  if (turn.note !== "") return turn.note;
-  // What the model says while it reasons tells so itself.
-  if (turn.items.some(({ thinking }) => thinking !== undefined && thinking.since !== null)) return "";
-  return turn.answer === undefined || turn.answer.text === "" ? "Thinking…" : "";
 }
 
 /** The answer, or a whole message of text among the steps. */

@@ -37,7 +37,7 @@ async def test_a_turn_streams_is_titled_timed_kept_and_deleted(page, start_servi
 
         await page.reload()
         await expect(page.locator(".markdown")).to_have_text(answer, use_inner_text=True)
-        await expect(page.locator(".ledger-facts")).to_contain_text("llm_invoke")
+        await expect(page.locator(".ledger-words")).to_contain_text("model")
         await expect(page.locator(".question")).to_have_text("What is Turnwise?")
 
         await ask(page, "And what did I ask before?")

@@ -398,7 +398,7 @@ MANY = [{"type": "approve"}, {"type": "approve"}, EDIT, {"type": "respond", "mes
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "line", "opens"),
+    ("answer", "said", "line", "blocks"),
     [
         ({"decisions": [{"type": "approve"}]}, "approve", "You approved: note", False),
         ({"decisions": [EDIT]}, "edit", "You approved with changes: note", True),
@@ -423,7 +423,7 @@ MANY = [{"type": "approve"}, {"type": "approve"}, EDIT, {"type": "respond", "mes
         (None, "", "You answered", False),
     ],
 )
-async def test_history_says_what_was_decided(page, fake, answer, said, line, opens):
+async def test_history_says_what_was_decided_by_whom_and_when(page, fake, answer, said, line, blocks):
     asked, called, _ = stored(APPROVAL)
     end = {**called, "rank": 3, "channel": "final", "parts": [{"type": "text", "text": "Done."}]}
     fake.add_session("s", "A talk", [asked, called, decision(2, answer, said), end])
@@ -431,7 +431,9 @@ async def test_history_says_what_was_decided(page, fake, answer, said, line, ope
     shown = page.locator(".step-decision .step-title")
     await expect(shown).to_have_text(line)
     await expect(page.locator(".question")).to_have_count(1)
-    await expect(page.locator(".step-decision summary")).to_have_count(int(opens))
+    await page.locator(".step-decision summary").click()
+    await expect(page.locator(".step-decision .step-body")).to_contain_text("Decided by admin, Mar 1, 2026")
+    await expect(page.locator(".step-decision pre")).to_have_count(int(blocks))
 
 
 async def test_an_agent_that_asks_twice_at_once_goes_on_with_what_was_edited_and_said(page, start_service):

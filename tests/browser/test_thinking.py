@@ -48,7 +48,7 @@ async def test_reasoning_is_one_line_with_its_seconds_that_opens_and_follows(pag
     thinking = page.locator(".step-thinking")
     summary = thinking.locator("summary")
     await expect(summary).to_have_text("Thinking… 0 s")
-    await expect(page.locator(".turn-state")).to_be_empty()
+    await expect(page.locator(".turn-state")).to_have_text("Thinking…0 s")
     await page.clock.run_for(3_000)
     await expect(summary).to_have_text("Thinking… 3 s")
     await hear(told.say("thought", text="at *both* lists.\n\n" + "Line.\n\n" * 60))
@@ -150,7 +150,7 @@ async def test_what_an_agent_tells_of_its_progress_is_a_line_until_something_hap
     peer = await open_page(page, fake)
     told = await ask(page, fake, peer)
     await told.begin()
-    state = page.locator(".turn-state")
+    state = page.locator(".doing")
     for data, shown in (
         ("Reading <b>files</b>", "Reading <b>files</b>"),
         ({"message": "2 of 3"}, "2 of 3"),
@@ -165,7 +165,7 @@ async def test_what_an_agent_tells_of_its_progress_is_a_line_until_something_hap
     await expect(state).to_have_text("x" * 300)
     await told.delta("Sorted.")
     await expect(page.locator(".markdown")).to_have_text("Sorted.")
-    await expect(state).to_be_empty()
+    await expect(state).to_have_text("Writing…")
 
 
 async def test_each_call_stands_with_its_own_result(page, fake):

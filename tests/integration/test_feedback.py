@@ -1,12 +1,15 @@
 """Feedback over REST: what is taken, that a message has one, and that it goes with its session."""
 
 import json
+import time
 
+import jwt
 import pytest
 
 from tests.agentic_backend.records import turn
 from tests.support.patience import PATIENCE_S
-from tests.support.service import BASE
+from tests.support.people import SECRET
+from tests.support.service import BASE, hear_until, say
 
 
 def body(session_id, **more):
@@ -41,6 +44,7 @@ async def test_it_is_given_read_and_taken_back(service):
     assert given.pop("createdAt").endswith("Z")
     assert given == {
         "rating": 4,
+        "reason": None,
         "comment": "Précis. \U0001f600",
         "messageId": "1",
         "sessionId": session_id,
@@ -95,6 +99,7 @@ REFUSED = {
     "NUL": {"comment": "\x00"},
     "a lone surrogate": {"agentName": "\ud800"},
     "no session": {"sessionId": None},
+    "a reason of its own": {"reason": "ugly"},
 }
 
 
@@ -134,3 +139,48 @@ async def test_an_answer_has_one_by_whichever_name(service, stored):
     for rating, named in enumerate(("3", "x1", "2", "x0", "1", "x1"), 1):
         assert (await give(service, body(session_id, messageId=named, rating=min(rating, 5))))[0] == 204
     assert {one["messageId"]: one["rating"] for one in await own(service)} == {"x1": 5, "1": 5, "2": 3}
+
+
+async def test_operators_read_what_everybody_said(start_service):
+    security = {"user": {"enabled": True, "client_id": "turnwise"}, "hs256_secret": SECRET, "operator_roles": ["boss"]}
+
+    def token(user, *roles):
+        claims = {"sub": user, "aud": "turnwise", "iat": int(time.time()), "exp": int(time.time()) + 600}
+        return jwt.encode({**claims, "resource_access": {"turnwise": {"roles": roles}}}, SECRET)
+
+    def headers_of(user, *roles):
+        return {"Authorization": f"Bearer {token(user, *roles)}"}
+
+    async with start_service(security=security) as service:
+        for user, rating, reason in (("ann", 1, "not_true"), ("bob", 5, None), ("ann", 2, "other")):
+            headers = headers_of(user)
+            async with service.http.post(f"{BASE}/chatbot/session", json={}, headers=headers) as response:
+                session_id = (await response.json())["id"]
+            async with service.native(token(user)) as socket:
+                ask = {"type": "ask", "session_id": session_id, "agent_id": "Georges", "message": "Why?"}
+                await say(socket, **ask, client_exchange_id=f"x{rating}")
+                await hear_until(socket, "final")
+            await service.flush()
+            sent = body(session_id, rating=rating, reason=reason, comment=f"<b>{user}</b>")
+            if rating == 2:
+                sent |= {"messageId": "x2", "agentName": "=Rico"}
+            async with service.http.post(f"{BASE}/chatbot/feedback", json=sent, headers=headers) as response:
+                assert response.status == 204
+
+        async def read(query=""):
+            address = f"{BASE}/kpi/feedback{query}"
+            async with service.http.get(address, headers=headers_of("eve", "boss")) as response:
+                return await response.json()
+
+        found = await read()
+        assert [(one["exchangeId"], one["rating"], one["reason"], one["comment"]) for one in found] == [
+            ("x2", 2, "other", "<b>ann</b>"),
+            ("x5", 5, None, "<b>bob</b>"),
+            ("x1", 1, "not_true", "<b>ann</b>"),
+        ]
+        assert set(found[0]) == {"id", "createdAt", "agentName", "rating", "reason", "comment", "exchangeId"}
+        assert [one["exchangeId"] for one in await read("?agent=Georges")] == ["x5", "x1"]
+        assert [one["exchangeId"] for one in await read("?rating=1")] == ["x1"]
+        assert [one["exchangeId"] for one in await read("?limit=1&offset=1")] == ["x5"]
+        async with service.http.get(f"{BASE}/kpi/feedback", headers=headers_of("ann")) as response:
+            assert response.status == 403

@@ -92,6 +92,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /kpi/stalls": Kind.OPERATOR,
     "GET /kpi/instances": Kind.OPERATOR,
     "GET /kpi/usage": Kind.OPERATOR,
+    "GET /kpi/feedback": Kind.OPERATOR,
     "GET /audit/events": Kind.OPERATOR,
     "GET /documents/{uid}/markdown": Kind.SHARED,
     "GET /documents/{uid}/linked": Kind.SHARED,

@@ -104,7 +104,7 @@ export class TurnFinder {
     this.#found.replaceChildren(el("dl", { class: "tiles" }, tiles));
     const summary = summarise({ rows: turn.ledger, unattributedMs: turn.unattributed_ms });
     if (summary === null) return;
-    const ledger = renderLedger(summary, { firstTokenMs: null, elapsedMs: null });
+    const ledger = renderLedger(summary, { metadata: {}, agentId: turn.agent, firstTokenMs: null, elapsedMs: null });
     ledger.open = true;
     this.#found.append(ledger);
   }
