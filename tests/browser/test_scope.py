@@ -79,7 +79,7 @@ async def test_a_conversation_searches_where_its_chips_say(
         await rico.click()
         await expect(rico).to_have_attribute("aria-pressed", "true")
         await expect(rico).to_be_focused()
-        await expect(page.get_by_label("Agent", exact=True)).to_have_value("Rico")
+        await expect(page.locator("#agent")).to_have_value("Rico")
         await expect(page.get_by_role("button", name="How often is the filter rinsed?")).to_be_visible()
         question = "How often is the filter rinsed?"
 
