@@ -58,9 +58,13 @@ export class Navigation {
     this.#showPlaces();
   }
 
+  /** The places that the person is led to. */
+  get places() {
+    return PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
+  }
+
   #showPlaces(current = placeAt(location.hash)?.place) {
-    const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
-    this.#app.view.showPlaces(open, current?.name ?? null);
+    this.#app.view.showPlaces(this.places, current?.name ?? null);
   }
 
   /** @param {string} hash */
@@ -91,8 +95,8 @@ export class Navigation {
       return;
     }
     this.#places.leave();
-    const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
-    this.#open(match === null ? null : match[1]);
+    const match = /^#\/c\/([\w-]{1,64})(?:\/(\d{1,9}))?$/.exec(location.hash);
+    this.#open(match === null ? null : match[1], match?.[2] === undefined ? null : Number(match[2]));
   }
 
   /** @param {{place: Place, rest: string}} at */
@@ -107,8 +111,8 @@ export class Navigation {
     this.#places.show(place, rest);
   }
 
-  /** @param {string|null} id */
-  #open(id) {
+  /** @param {string|null} id @param {number|null} rank of a message that is to be on the screen */
+  #open(id, rank) {
     this.#keepDraft();
     this.#app.state.currentId = id;
     this.#app.view.clearNotice();
@@ -117,7 +121,8 @@ export class Navigation {
     } else {
       const conversation = this.#app.state.conversationOf(id);
       this.show(conversation);
-      if (!conversation.loaded) this.#app.histories.loadHistory(conversation);
+      this.#openAt(conversation, rank);
+      this.#app.list.opened(id);
       this.#app.following.tabs?.postMessage({ open: id });
     }
     this.#app.view.draft = id === null ? this.freshDraft : this.#app.state.conversationOf(id).draft;
@@ -125,6 +130,14 @@ export class Navigation {
     this.#app.list.showSessions();
     this.#app.agents.showAgents();
     this.#app.view.focusComposer();
+  }
+
+  /** @param {Conversation} conversation @param {number|null} rank */
+  async #openAt(conversation, rank) {
+    if (!conversation.loaded) await this.#app.histories.loadHistory(conversation);
+    if (rank === null || !conversation.loaded) return;
+    const turn = await this.#app.histories.turnOf(conversation, rank);
+    if (turn !== undefined && conversation.id === this.#app.state.currentId) this.#app.view.reveal(turn);
   }
 
   #keepDraft() {
