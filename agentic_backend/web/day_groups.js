@@ -5,7 +5,7 @@ import { catalogue, language } from "./i18n.js";
 
 const t = catalogue({
   en: { pinned: "Pinned", today: "Today", yesterday: "Yesterday", week: "Previous 7 days", found: "Found" },
-  fr: { pinned: "Épinglées", today: "Aujourd’hui", yesterday: "Hier", week: "7 derniers jours", found: "Résultats" },
+  fr: { pinned: "Épinglées", today: "Aujourd'hui", yesterday: "Hier", week: "7 derniers jours", found: "Résultats" },
 });
 
 const MONTH = new Intl.DateTimeFormat(language, { month: "long" });

@@ -16,10 +16,12 @@ const t = catalogue({
     back: "« {title} » est rétablie.",
     renamed: "Renommée.",
     pinned: "Épinglée.",
-    unpinned: "N’est plus épinglée.",
+    unpinned: "N'est plus épinglée.",
   },
 });
 
+/** The session that was deleted as the page was left: the next load may be told of it before that is done. */
+const LEFT_KEY = "turnwise.deleted";
 /** How many sessions the page asks for at once. */
 const PAGE = 50;
 
@@ -39,8 +41,8 @@ export class SessionList {
   #pages = { behind: null, loading: false };
   /** @type {Pages} of the search */
   #hits = { behind: null, loading: false };
-  /** @type {Set<string>} those that are deleted, or will be unless it is undone */
-  #gone = new Set();
+  /** Those that are deleted, or will be unless it is undone. */
+  #gone = new Set(leftBehind());
   #loaded = false;
 
   /** @param {App} app */
@@ -250,12 +252,20 @@ export class SessionList {
     this.#app.view.undo.settle();
     this.#gone.add(id);
     this.showSessions();
-    if (id === this.#app.state.currentId) this.#app.navigation.leaveTo("#/");
-    this.#app.view.undo.offer({
+    const { undo } = this.#app.view;
+    if (id === this.#app.state.currentId) {
+      this.#app.navigation.leaveTo("#/");
+      // What is opened then takes the keyboard to its composer.
+      addEventListener("hashchange", () => undo.focus(), { once: true });
+    }
+    undo.offer({
       text,
       undo: () => this.#restore(id, t("back", { title })),
       done: () => this.#deleteNow(id),
-      leave: () => this.#app.api.deleteSessionAtLeave(id),
+      leave: () => {
+        this.#app.api.deleteSessionAtLeave(id);
+        sessionStorage.setItem(LEFT_KEY, id);
+      },
     });
     this.#app.view.announce(text);
   }
@@ -288,6 +298,12 @@ export class SessionList {
     });
     if (!deleted) this.#restore(id);
   }
+}
+
+function leftBehind() {
+  const id = sessionStorage.getItem(LEFT_KEY);
+  sessionStorage.removeItem(LEFT_KEY);
+  return id === null ? [] : [id];
 }
 
 /**

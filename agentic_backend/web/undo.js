@@ -6,7 +6,7 @@ import { catalogue } from "./i18n.js";
 
 const t = catalogue({
   en: { undo: "Undo", close: "Close", label: "What was just done" },
-  fr: { undo: "Annuler", close: "Fermer", label: "Ce qui vient d’être fait" },
+  fr: { undo: "Annuler", close: "Fermer", label: "Ce qui vient d'être fait" },
 });
 
 const OPEN_MS = 8_000;
@@ -41,7 +41,12 @@ export class UndoNotice {
     this.#node.replaceChildren(text, again, close);
     this.#node.hidden = false;
     this.#timer = setTimeout(() => this.settle(), OPEN_MS);
-    again.focus();
+    this.focus();
+  }
+
+  /** The keyboard is at what undoes. */
+  focus() {
+    this.#node.querySelector("button")?.focus();
   }
 
   /** What is shown takes effect now. */
