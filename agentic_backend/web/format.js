@@ -2,8 +2,6 @@
 
 import { language } from "./i18n.js";
 
-import { language } from "./i18n.js";
-
 const RELATIVE = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
 const CLOCK = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hour12: false });
 const DAY = new Intl.DateTimeFormat(language, { day: "numeric", month: "short" });

@@ -36,8 +36,8 @@ export class Histories {
   }
 
   /**
-   * The turn of a message, which is read first where it is further back than what was read; undefined where the live
-   * line does not have it, or not within a thousand messages.
+   * The turn of a message, which is read first where it is further back than what was read; undefined where it is not
+   * there, or not within a thousand messages.
    * @param {Conversation} conversation
    * @param {number} rank
    */
@@ -45,7 +45,7 @@ export class Histories {
     const missing = conversation.firstRank - rank;
     if (missing > 0 && missing <= MOST_AT_ONCE) await this.loadEarlier(missing + HISTORY_WINDOW);
     const exchangeId = conversation.messages.get(rank)?.exchange_id;
-    return conversation.turns.find((turn) => turn.exchangeId === exchangeId);
+    return conversation.known.find((turn) => turn.exchangeId === exchangeId);
   }
 
   async loadEarlier(limit = HISTORY_WINDOW) {

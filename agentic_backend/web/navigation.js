@@ -140,7 +140,12 @@ export class Navigation {
     if (!conversation.loaded) await this.#app.histories.loadHistory(conversation);
     if (rank === null || !conversation.loaded) return;
     const turn = await this.#app.histories.turnOf(conversation, rank);
-    if (turn !== undefined && conversation.id === this.#app.state.currentId) this.#app.view.reveal(turn);
+    if (turn === undefined || conversation.id !== this.#app.state.currentId) return;
+    if (!conversation.turns.includes(turn)) {
+      conversation.tip = turn.exchangeId; // it stands on another line than the one on the screen
+      this.show(conversation);
+    }
+    this.#app.view.reveal(turn);
   }
 
   #keepDraft() {

@@ -136,7 +136,7 @@ export class SessionList {
 
   /** A session that has no title yet, under its first question. @param {Session} session */
   #named(session) {
-    const asked = session.title === "" ? this.#app.state.conversations.get(session.id)?.turns[0]?.question : null;
+    const asked = session.title === "" ? this.#app.state.conversations.get(session.id)?.known[0]?.question : null;
     return asked ? { ...session, title: titleFrom(asked) } : session;
   }
 
