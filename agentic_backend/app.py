@@ -475,6 +475,7 @@ class AgenticService(Service[AgenticSettings, State]):
         )
         turns.windows.undelivered = hub.behind_s
         if fleet is not None:
+            fleet.turns.on_changed = hub.say_renamed
             share_limits(self._settings, fleet, turns.admission, hub)
         return hub
 

@@ -86,8 +86,8 @@ def native_error(
 
 
 def renamed(session: Session) -> bytes:
-    """The frame for a changed title, in both protocols. It has no exchange and no number."""
-    return b'{"type":"session","session":%b}' % _session(session)
+    """The frame for a changed title or pin, in both protocols. It has no exchange and no number."""
+    return b'{"type":"session","session":%b}' % dumps(session.listed())
 
 
 def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
@@ -117,7 +117,8 @@ def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
 def _titled(turn: Turn) -> list[bytes]:
     """The frame of a title that the session got in this turn."""
     own = turn.events.without_text(turn.earlier)
-    return [renamed(payload.session) for payload in own if isinstance(payload, SessionChanged)]
+    changed = (payload.session for payload in own if isinstance(payload, SessionChanged))
+    return [b'{"type":"session","session":%b}' % _session(session) for session in changed]
 
 
 def _stream(message: ChatMessage) -> bytes:

@@ -103,6 +103,8 @@ class FleetTurns:
         self._stopping: set[tuple[str, str]] = set()
         self.on_full: Callable[[str], None] = lambda _user_id: None
         """Called with a user whose sockets are too many, as another instance has found."""
+        self.on_changed: Callable[[Session], None] = lambda _session: None
+        """Called with a session that another instance has changed outside a turn."""
 
     def serve(self, turns: OwnTurns) -> None:
         """Begin to act on what other instances say. Before the membership renews."""
@@ -355,6 +357,7 @@ class FleetTurns:
             return  # the next turn reads it
         if session is not None:
             self._own.reread(session)
+            self.on_changed(session)
 
     @property
     def _me(self) -> str:

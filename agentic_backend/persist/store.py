@@ -150,14 +150,22 @@ class PostgresSessionStore:
         *,
         title: str | None = None,
         preferences: dict[str, Any] | None = None,
+        pinned: bool | None = None,
+        by_person: bool = False,
     ) -> Session | None:
-        """Set the title, the preferences or both. Returns the changed session, None if unknown. Waits as `delete`."""
+        """See `SessionStore`. Waits as `delete`."""
         session = await self.get(session_id, user_id)
         if session is None:
             return None
-        change = Change((session_id, user_id), utc_now(), title, preferences)
+        # Who names or pins a conversation does not use it: it stays where it was in the list.
+        at = session.updated_at if by_person else utc_now()
+        named = True if by_person and title is not None else None
+        change = Change((session_id, user_id), at, title, preferences, pinned, named)
         committed, on_disk = self._batcher.change(change)
-        return change.of(session) if await self._decided(committed, on_disk) else None
+        if not await self._decided(committed, on_disk):
+            return None
+        # A person may have named it since it was read: then this title is not the one that it has now.
+        return change.of(session) if title is None or by_person else await self.get(session_id, user_id)
 
     async def exchange_ids(self, session_id: str, user_id: str, most: int) -> set[str]:
         """See `SessionStore`."""

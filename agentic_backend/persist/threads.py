@@ -143,7 +143,9 @@ WITH source AS MATERIALIZED (
     FROM session WHERE session_id = :session_id AND user_id = :user_id
 ), made AS (
     INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at, version, metadata)
-    SELECT :copy_id, user_id, agent_id, session_data, CAST(:updated_at AS timestamptz), version, metadata FROM source
+    SELECT :copy_id, user_id, agent_id, (session_data::jsonb - 'pinned')::json, CAST(:updated_at AS timestamptz),
+        version, metadata
+    FROM source
     WHERE NOT busy
         AND (EXISTS (SELECT FROM session WHERE session_id = :copy_id) OR room_for_session(:user_id, :most))
     ON CONFLICT (session_id) DO NOTHING RETURNING session_id AS copy_id

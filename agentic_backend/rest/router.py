@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as PathParam
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
@@ -31,18 +31,17 @@ from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.preferences import SessionId, add_preferences
+from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_sessions
 from agentic_backend.rest.shares import ShareServices, add_shares
 from agentic_backend.rest.usage import add_usage
-from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
+from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
-from backend_kit.wire import storable
 
-_MAX_TITLE_CHARS = 200
 _VERSION_OF_DOORS = 5
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 """The native `ask` or `resume`; docs/schema/native-client.schema.json has the complete schema."""
@@ -51,7 +50,6 @@ _TAGS: Final = ("chat", "agents", "documents", "kpi", "settings")
 """The tags of the routes in the documentation, in addition to `health` of both services."""
 
 Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
-Storable = Annotated[str, AfterValidator(storable)]
 
 
 class CreateSession(BaseModel):
@@ -60,7 +58,7 @@ class CreateSession(BaseModel):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     agent_id: Annotated[Storable, Field(max_length=128)] | None = None
-    title: Annotated[Storable, Field(max_length=_MAX_TITLE_CHARS)] | None = None
+    title: Annotated[Storable, Field(max_length=MAX_TITLE_CHARS)] | None = None
     session_id: UUID | None = None
 
 
@@ -98,6 +96,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_agents(agents, lambda: services().agents, caller)
     add_agent_access(agents, lambda: services().agents, caller)
     _add_sessions(chat, services, caller)
+    add_sessions(chat, services, caller)
     _add_history(chat, services, caller)
     add_preferences(chat, services, caller)
     add_documents(documents, lambda: services().documents, caller)
@@ -155,22 +154,6 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         if session.agent_id not in ("", agent.id):
             raise Conflict(field="agent_id")
         return session.wire()
-
-    @router.get("/chatbot/sessions")
-    async def list_sessions(
-        request: Request,
-        identity: caller,
-        q: Annotated[Storable, Query(max_length=_MAX_TITLE_CHARS)] = "",
-        limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
-        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    ) -> list[dict[str, Any]]:
-        """The caller's sessions, newest first; with `q` those that have all its words."""
-        state = services()
-        with state.kpi.phase("session_list"):
-            sessions = await state.store.list_for(identity.uid, SessionsWanted(q, limit, offset))
-        state.attachments.leftovers.note_owner(identity.uid, request.state.credentials)
-        names = state.catalog.names()
-        return [_with_files(session, names) for session in sessions]
 
     @router.delete("/chatbot/session/{session_id}")
     async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
@@ -246,11 +229,3 @@ def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
     if not identity.may_ask(chosen):
         raise AgentNotFound
     return chosen
-
-
-def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
-    """SessionWithFiles of docs/contract.md#messages-and-sessions."""
-    id_ = session.agent_id
-    agents = [{"id": id_, "name": names.get(id_, id_)}] if id_ else []
-    files = [file._asdict() for file in session.attachments]
-    return {**session.wire(), "agents": agents, "file_names": [file["name"] for file in files], "attachments": files}

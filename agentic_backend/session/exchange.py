@@ -45,6 +45,9 @@ from backend_kit.wire import dumps
 logger = logging.getLogger(__name__)
 
 _TITLE_CHARS = 60
+_SENTENCE_CHARS = 15
+"""The least of a sentence that is a title by itself: `Hello.` says nothing."""
+_SENTENCE_ENDS = (". ", "? ", "! ")
 _DECISION_BYTES = 16 * 1024
 """Of a person's answer as it was sent; of a longer one its JSON is cut."""
 _THOUGHTS_LEFT_OUT = "\n[The rest is left out.]"
@@ -418,9 +421,13 @@ def _cleaned(value: Any) -> Any:
 
 
 def title_from(message: str) -> str:
-    """A session's title from its first question: the first line, cut at a word after at most 60 characters."""
+    """A session's title from its first question: the first line, of at most 60 characters. A longer one is its first
+    sentence, or is cut at a word."""
     lines = message.strip().splitlines()
     line = " ".join(lines[0].split()) if lines else ""
     if len(line) <= _TITLE_CHARS:
         return line
+    ends = [place for end in _SENTENCE_ENDS if (place := line.find(end, _SENTENCE_CHARS, _TITLE_CHARS)) >= 0]
+    if ends:
+        return line[: min(ends) + 1]
     return line[:_TITLE_CHARS].rsplit(" ", 1)[0] + "…"

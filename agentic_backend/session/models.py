@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from agentic_backend.agent.people import run_of
@@ -38,6 +39,12 @@ class Session:
     """Set only in lists of sessions."""
     rested: bool = False
     """Whether it was unused for 12 hours, by the clock of the storage from which it was read."""
+    pinned: bool = False
+    """Whether its user wants it above the others."""
+    named: bool = False
+    """Whether a person gave it its title: no model's takes its place."""
+    found: "Found | None" = None
+    """Where its words were found; set only in answers to a search."""
 
     @classmethod
     def new(cls, user_id: str, agent_id: str, title: str) -> "Session":
@@ -77,9 +84,26 @@ class Session:
             "preferences": self.preferences,
         }
 
+    def listed(self) -> dict[str, Any]:
+        """The same with what lists and news of it say beside: whether it is pinned."""
+        return {**self.wire(), "pinned": self.pinned}
+
     def stored(self) -> dict[str, Any]:
-        """The fields that a record stores, by name."""
+        """The fields that a record stores, by name: no turn pins a session, or says who named it."""
         return {**self.wire(), "version": self.version}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The message in which a search found its words: a piece of its text around the first of them, plain."""
+
+    text: str
+    rank: int
+    exchange_id: str
+
+    def wire(self) -> dict[str, Any]:
+        """As JSON-ready dict."""
+        return {"text": self.text, "rank": self.rank, "exchange_id": self.exchange_id}
 
 
 MAX_RESTARTS: Final = 1
@@ -293,9 +317,28 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
+class ListPlace:
+    """A place in a list of sessions: behind one that was last used then. `session_id` tells apart those of one moment,
+    and without it all of that moment are before the place."""
+
+    updated_at: datetime
+    pinned: bool = False
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionsWanted:
-    """Which of a user's sessions, newest first: those with all `words`, skip `offset`, take `limit` (None: all)."""
+    """Which of a user's sessions, pinned ones first, then newest first: those with all `words`, skip `offset`, take
+    `limit` (None: all).
+
+    With `snippets` a search says where it found its words. `begun` leaves out what has neither a message, a title nor a
+    file. `behind` is the place after which the list begins, `session_id` the only one that is wanted.
+    """
 
     words: str = ""
     limit: int | None = None
     offset: int = 0
+    snippets: bool = False
+    begun: bool = False
+    behind: ListPlace | None = None
+    session_id: str | None = None

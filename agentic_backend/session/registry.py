@@ -357,6 +357,11 @@ class TurnRegistry:
         self._take_over(session_id, user_id, title=title)
         await self._tell_changed(session_id, user_id)
 
+    async def note_change(self, session: Session) -> None:
+        """Take over what a person has changed of a session, its title or its pin, here and elsewhere."""
+        self._take_over(session.id, session.user_id, title=session.title or None)
+        await self._tell_changed(session.id, session.user_id)
+
     def reread(self, session: Session) -> None:
         """Take over what another instance has stored of a session outside a turn."""
         self._take_over(session.id, session.user_id, preferences=session.preferences, title=session.title or None)

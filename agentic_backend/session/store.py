@@ -94,10 +94,13 @@ class SessionStore(TurnStore, Protocol):
         *,
         title: str | None = None,
         preferences: dict[str, Any] | None = None,
+        pinned: bool | None = None,
+        by_person: bool = False,
     ) -> Session | None:
-        """Set the title, the preferences or both, in order among the session's turns; returns the changed session.
+        """Set title, preferences, the pin, or several, in order among the session's turns; returns the changed session.
 
-        None if it is unknown. No later turn overwrites either. May raise `StorageFull`.
+        None if it is unknown. No later turn overwrites any, and a title `by_person` no later title that is not. What a
+        person changes so leaves `updated_at` as it was. May raise `StorageFull`.
         """
 
 

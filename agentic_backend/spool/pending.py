@@ -27,16 +27,23 @@ ReadRows = Callable[[list[int]], Awaitable[list[Row]]]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A title, preferences, or both, set outside a turn."""
+    """A title, preferences, a pin, or several of these, set outside a turn.
+
+    A title that is not `named`, given by a person, gives way to one that is.
+    """
 
     key: Key
     updated_at: str
     title: str | None = None
     preferences: dict[str, Any] | None = None
+    pinned: bool | None = None
+    named: bool | None = None
 
     def encode(self) -> bytes:
-        """Shape: `{"op":"change","schema":1,"session_id":…,"user_id":…,"updated_at":…,"data":{…}}`."""
+        """Shape: `{"op":"change","schema":1,"session_id":…,"user_id":…,"updated_at":…,"data":{…},"marks":{…}}`; older
+        programs pass over the marks."""
         data = {"title": self.title, "preferences": self.preferences}
+        marks = {"pinned": self.pinned, "named": self.named}
         return dumps(
             {
                 "op": "change",
@@ -45,6 +52,7 @@ class Change:
                 "user_id": self.key[1],
                 "updated_at": self.updated_at,
                 "data": {name: value for name, value in data.items() if value is not None},
+                "marks": {name: value for name, value in marks.items() if value is not None},
             }
         )
 
@@ -52,13 +60,21 @@ class Change:
     def decode(cls, body: bytes) -> "Change":
         """The reverse of `encode`."""
         fields = loads(body)
-        return cls((fields["session_id"], fields["user_id"]), fields["updated_at"], **fields["data"])
+        given = {**fields["data"], **fields.get("marks", {})}
+        return cls((fields["session_id"], fields["user_id"]), fields["updated_at"], **given)
 
     def of(self, session: Session) -> Session:
         """The session with this change."""
-        title = session.title if self.title is None else self.title
-        preferences = session.preferences if self.preferences is None else self.preferences
-        return replace(session, title=title, preferences=preferences, updated_at=self.updated_at)
+        gives_way = self.title is None or (session.named and not self.named)
+        return replace(
+            session,
+            title=session.title if gives_way else self.title or "",
+            preferences=session.preferences if self.preferences is None else self.preferences,
+            pinned=session.pinned if self.pinned is None else self.pinned,
+            named=session.named if self.named is None else self.named,
+            # Both in one format and zone, so that they sort as text.
+            updated_at=max(session.updated_at, self.updated_at),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -295,7 +311,7 @@ def superseded_ranks(forks: Sequence[Fork], below: int) -> dict[str, object]:
 
 
 def overlaid(stored: Session | None, ops: Iterable[Op]) -> Session | None:
-    """A session after operations in their order. A turn changes neither preferences nor an existing title."""
+    """A session after operations in their order. A turn changes neither preferences and pin nor an existing title."""
     session = stored
     for op in ops:
         if op.change is not None and session is not None:
@@ -305,5 +321,11 @@ def overlaid(stored: Session | None, ops: Iterable[Op]) -> Session | None:
         if session is None:
             session = op.after
         else:
-            session = replace(op.after, title=session.title or op.after.title, preferences=session.preferences)
+            session = replace(
+                op.after,
+                title=session.title or op.after.title,
+                preferences=session.preferences,
+                pinned=session.pinned,
+                named=session.named,
+            )
     return session

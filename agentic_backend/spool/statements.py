@@ -276,9 +276,12 @@ SELECT 'skipped', ord FROM fit
 WHERE written.rank IS NULL AND stored.rank IS NULL
 """)
 
+# A title that no person gave does not take the place of one that a person did.
 CHANGE_SESSION = text("""
 UPDATE session SET updated_at = greatest(session.updated_at, (change->>'updated_at')::timestamptz),
-    session_data = (session.session_data::jsonb || (change->'data'))::json
+    session_data = (session.session_data::jsonb || CASE
+        WHEN session.session_data->>'named' = 'true' AND change #>> '{marks,named}' IS DISTINCT FROM 'true'
+        THEN (change->'data') - 'title' ELSE change->'data' END || coalesce(change->'marks', '{}'))::json
 FROM (SELECT CAST(:change AS jsonb) AS change) AS input
 WHERE session.session_id = change->>'session_id' AND session.user_id = change->>'user_id'
 RETURNING session.session_id

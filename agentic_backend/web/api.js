@@ -6,7 +6,9 @@
  * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
  *
  * @typedef {{id: string, name: string, size_bytes?: number, attached_at?: string}} Attachment
- * @typedef {Frames.Session & {attachments?: Attachment[]}} Session
+ * @typedef {{text: string, rank: number, exchange_id: string}} Found where the words of a search stand in a session
+ * @typedef {Frames.Session & {attachments?: Attachment[], agents?: {id: string, name: string}[], found?: Found}} Session
+ * @typedef {Pick<Session, "id"|"updated_at"|"pinned">} ListPlace a place in the list: behind such a session
  * @typedef {Frames.Session["preferences"]} Preferences
  * @typedef {object} Agent
  * @property {string} id
@@ -134,12 +136,42 @@ export class Api {
   }
 
   /**
-   * The person's sessions, latest change first; with words, those that hold them all.
-   * @param {string} words
+   * A page of the person's sessions: pinned ones first, then latest change first; with words, those that hold them all,
+   * each with the place where they stand. Those in which nothing was begun are left out.
+   * @param {{words?: string, limit: number, behind?: ListPlace|null}} wanted
    * @returns {Promise<Session[]>}
    */
-  sessions(words = "") {
-    return this.call("GET", words === "" ? "chatbot/sessions" : `chatbot/sessions?${new URLSearchParams({ q: words })}`);
+  sessions({ words = "", limit, behind = null }) {
+    const asked = new URLSearchParams({ begun: "true", limit: String(limit) });
+    if (words !== "") {
+      asked.set("q", words);
+      asked.set("snippets", "true");
+    }
+    if (behind !== null) {
+      asked.set("before", behind.updated_at);
+      asked.set("before_pinned", String(behind.pinned === true));
+      asked.set("before_id", behind.id);
+    }
+    return this.call("GET", `chatbot/sessions?${asked}`);
+  }
+
+  /**
+   * One session as the list has it.
+   * @param {string} id
+   * @returns {Promise<Session>}
+   */
+  session(id) {
+    return this.call("GET", `chatbot/session/${encodeURIComponent(id)}`);
+  }
+
+  /**
+   * Renames a session, pins it, or no longer.
+   * @param {string} id
+   * @param {{title?: string, pinned?: boolean}} change
+   * @returns {Promise<Session>}
+   */
+  changeSession(id, change) {
+    return this.call("PATCH", `chatbot/session/${encodeURIComponent(id)}`, change);
   }
 
   /**
@@ -218,6 +250,16 @@ export class Api {
   async limits() {
     this.#limits ??= (await this.settings()).limits;
     return this.#limits;
+  }
+
+  /**
+   * The same of a page that is being left, which hears no answer any more.
+   * @param {string} id
+   */
+  deleteSessionAtLeave(id) {
+    const headers = { Authorization: `Bearer ${this.#credentials.token}` };
+    const url = new URL(`chatbot/session/${encodeURIComponent(id)}`, this.#base);
+    void reached(() => fetch(url, { method: "DELETE", headers, keepalive: true })).catch(() => {});
   }
 
   /**

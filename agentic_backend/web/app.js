@@ -13,6 +13,7 @@ import { SocketClient } from "./protocol.js";
 import { Ratings } from "./ratings.js";
 import { ScopeBar } from "./scope.js";
 import { SessionList } from "./session_list.js";
+import { Switcher } from "./switcher.js";
 import { placeOf } from "./sources.js";
 import { PageState } from "./state.js";
 import { errorText } from "./texts.js";
@@ -33,6 +34,7 @@ export class App {
   state = new PageState();
   agents = new Agents(this);
   list = new SessionList(this);
+  switcher = new Switcher(this);
   ratings = new Ratings(this);
   uploads = new Uploads(this);
   histories = new Histories(this);
@@ -60,6 +62,10 @@ export class App {
       stop: () => this.asking.stop(),
       newChat: () => this.navigation.leaveTo("#/"),
       deleteSession: (id) => this.list.deleteSession(id),
+      renameSession: (id, title) => this.list.rename(id, title),
+      pinSession: (id, pinned) => this.list.pin(id, pinned),
+      loadMoreSessions: () => this.list.loadMore(),
+      switchTo: () => this.switcher.toggle(),
       search: (words) => this.list.search(words),
       exportSession: (format) => this.list.exportSession(format),
       share: () => this.list.share(),

@@ -44,7 +44,8 @@ export class Following {
 
   /** @param {Frames.FromServer} event */
   onEvent(event) {
-    if ("session" in event && this.#app.state.sessions.has(event.session.id)) this.#app.list.noteSession(event.session);
+    // The service says it of all sessions of the person's, which may be on no page of the list that was read.
+    if ("session" in event && event.session.updated_at !== "") this.#app.list.noteSession(event.session);
     const turn = "exchange_id" in event ? this.#app.state.turns.get(event.exchange_id ?? "") : undefined;
     if (!("seq" in event)) {
       if (event.type === "error") this.#onRefusal(event, turn);

@@ -2,11 +2,11 @@
 
 import { language } from "./i18n.js";
 
-const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
-const CLOCK = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hour12: false });
-const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
-const DAY_AND_YEAR = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
-const FULL = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium", hour12: false });
+const RELATIVE = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
+const CLOCK = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hour12: false });
+const DAY = new Intl.DateTimeFormat(language, { day: "numeric", month: "short" });
+const DAY_AND_YEAR = new Intl.DateTimeFormat(language, { day: "numeric", month: "short", year: "numeric" });
+const FULL = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium", hour12: false });
 
 /**
  * A duration with three digits that matter: `0.42 ms`, `41.7 ms`, `412 ms`, `3.02 s`, `2 min 5 s`.
@@ -43,7 +43,7 @@ export function moment(iso, now = new Date()) {
   const date = new Date(iso);
   if (Number.isNaN(date.getTime())) return "";
   const seconds = (now.getTime() - date.getTime()) / 1000;
-  if (seconds < 45) return "now";
+  if (seconds < 45) return RELATIVE.format(0, "second");
   if (seconds < 3600) return RELATIVE.format(-Math.round(seconds / 60), "minute");
   if (date.toDateString() === now.toDateString()) return CLOCK.format(date);
   return (date.getFullYear() === now.getFullYear() ? DAY : DAY_AND_YEAR).format(date);

@@ -7,6 +7,9 @@
 import { Turn } from "./protocol.js";
 import { HISTORY_WINDOW, isEnd, passOver } from "./state.js";
 
+/** How far back a message is looked for. */
+const MOST_AT_ONCE = 1_000;
+
 /** Takes what the service has stored of a session into its conversation. */
 export class Histories {
   #app;
@@ -32,14 +35,27 @@ export class Histories {
     this.#app.navigation.showBusy();
   }
 
-  async loadEarlier() {
+  /**
+   * The turn of a message, which is read first where it is further back than what was read; undefined where it is not
+   * there, or not within a thousand messages.
+   * @param {Conversation} conversation
+   * @param {number} rank
+   */
+  async turnOf(conversation, rank) {
+    const missing = conversation.firstRank - rank;
+    if (missing > 0 && missing <= MOST_AT_ONCE) await this.loadEarlier(missing + HISTORY_WINDOW);
+    const exchangeId = conversation.messages.get(rank)?.exchange_id;
+    return conversation.known.find((turn) => turn.exchangeId === exchangeId);
+  }
+
+  async loadEarlier(limit = HISTORY_WINDOW) {
     const conversation = this.#app.state.current;
     if (conversation === undefined) return;
     await this.#app.guarded(async () => {
       // Where next_rank is stale the window overlaps with what is known, and ranks sort that out.
       const newest = Math.max(...conversation.messages.keys());
       const next = Math.max(this.#app.state.sessions.get(conversation.id)?.next_rank ?? 0, newest + 1);
-      const window = { limit: HISTORY_WINDOW, offset: next - conversation.firstRank };
+      const window = { limit, offset: next - conversation.firstRank };
       this.#merge(conversation, await this.#app.api.history(conversation.id, window));
       if (conversation.id === this.#app.state.currentId) this.#app.view.showEarlier(conversation.turns, conversation.hasEarlier);
     });

@@ -54,9 +54,14 @@ export class Navigation {
     this.#showPlaces();
   }
 
-  #showPlaces(current = placeAt(location.hash)?.place) {
+  /** The places that the person is led to. */
+  get places() {
     const open = PLACES.filter(({ permission }) => permission === null || this.#permissions.has(permission));
-    this.#app.view.showPlaces(open.filter(({ listed = true }) => listed), current?.name ?? null);
+    return open.filter(({ listed = true }) => listed);
+  }
+
+  #showPlaces(current = placeAt(location.hash)?.place) {
+    this.#app.view.showPlaces(this.places, current?.name ?? null);
   }
 
   /** @param {string} hash */
@@ -87,8 +92,11 @@ export class Navigation {
       return;
     }
     this.#places.leave();
-    const match = /^#\/c\/([\w-]{1,64})$/.exec(location.hash);
-    this.#open(match === null ? null : match[1]);
+    const match = /^#\/c\/([\w-]{1,64})(?:\/(\d{1,9}))?$/.exec(location.hash);
+    const rank = match?.[2] === undefined ? null : Number(match[2]);
+    // Whoever comes back to the address, or shares it, means the conversation; the same place can be gone to again.
+    if (rank !== null) history.replaceState(null, "", `#/c/${match?.[1]}`);
+    this.#open(match === null ? null : match[1], rank);
   }
 
   /** Shows a place that is there for people who have not signed in, and nothing else of the page; whether this is one. */
@@ -114,8 +122,8 @@ export class Navigation {
     this.#places.show(place, rest);
   }
 
-  /** @param {string|null} id */
-  #open(id) {
+  /** @param {string|null} id @param {number|null} rank of a message that is to be on the screen */
+  #open(id, rank) {
     this.#keepDraft();
     this.#app.state.currentId = id;
     this.#app.view.clearNotice();
@@ -124,7 +132,8 @@ export class Navigation {
     } else {
       const conversation = this.#app.state.conversationOf(id);
       this.show(conversation);
-      if (!conversation.loaded) this.#app.histories.loadHistory(conversation);
+      this.#openAt(conversation, rank);
+      this.#app.list.opened(id);
       this.#app.following.tabs?.postMessage({ open: id });
     }
     this.#app.view.draft = id === null ? this.freshDraft : this.#app.state.conversationOf(id).draft;
@@ -132,6 +141,19 @@ export class Navigation {
     this.#app.list.showSessions();
     this.#app.agents.showAgents();
     this.#app.view.focusComposer();
+  }
+
+  /** @param {Conversation} conversation @param {number|null} rank */
+  async #openAt(conversation, rank) {
+    if (!conversation.loaded) await this.#app.histories.loadHistory(conversation);
+    if (rank === null || !conversation.loaded) return;
+    const turn = await this.#app.histories.turnOf(conversation, rank);
+    if (turn === undefined || conversation.id !== this.#app.state.currentId) return;
+    if (!conversation.turns.includes(turn)) {
+      conversation.tip = turn.exchangeId; // it stands on another line than the one on the screen
+      this.show(conversation);
+    }
+    this.#app.view.reveal(turn);
   }
 
   #keepDraft() {

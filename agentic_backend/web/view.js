@@ -5,6 +5,7 @@
  * @import { Upload } from "./attachments.js"
  * @import { IconName } from "./dom.js"
  * @import { Claims } from "./oidc.js"
+ * @import { ListState } from "./sidebar.js"
  * @import { ConnectionState, Turn } from "./protocol.js"
  * @import { Place } from "./places.js"
  * @import { Words } from "./texts.js"
@@ -17,6 +18,7 @@ import { Reader } from "./reader.js";
 import { shareButton } from "./share/button.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { TurnView } from "./turns.js";
+import { UndoNotice } from "./undo.js";
 
 const NEAR_END_PX = 96;
 const COMPOSER_MAX_PX = 240;
@@ -53,6 +55,10 @@ const CONNECTIONS = {
  * @property {() => void} stop
  * @property {() => void} newChat
  * @property {(id: string) => void} deleteSession
+ * @property {(id: string, title: string) => void} renameSession
+ * @property {(id: string, pinned: boolean) => void} pinSession
+ * @property {() => void} loadMoreSessions
+ * @property {() => void} switchTo opens the dialog that leads anywhere
  * @property {(words: string) => void} search
  * @property {(format: "md"|"json") => void} exportSession
  * @property {() => void} share
@@ -78,11 +84,10 @@ const CONNECTIONS = {
  * @property {HTMLInputElement} attach-input
  * @property {HTMLButtonElement} action
  * @property {HTMLElement} reader
- * @property {HTMLDialogElement} delete-dialog
  * @typedef {"attach"|"attachments"} AttachmentIds
  * @typedef {"title"|"exports"|"export-md"|"export-json"|"welcome"|"loading"|"earlier"|"log"|"turns"|"suggestions"
  *   |"to-end"|"place"|"places"} LogIds
- * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"delete-name"}
+ * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"switch"}
  *   SidebarIds
  * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|"scope"|"scope-chips"|"agent-cards"|AttachmentIds} ComposerIds
  * @typedef {"connection"|"connection-banner"|"connection-text"|"connection-action"|"notice"|"announcer"|"person"
@@ -110,6 +115,8 @@ export class View {
   #countdown;
   /** @type {number|undefined} */
   #searchTimer;
+  /** What was done last and can be undone. */
+  undo = new UndoNotice();
   #following = true;
   /** @type {boolean|null} */
   #busy = null;
@@ -121,7 +128,13 @@ export class View {
     const named = [...document.querySelectorAll("[id]")].map((node) => [node.id, node]);
     this.#nodes = Object.fromEntries(named);
     this.reader = new Reader(this.#nodes.reader);
-    this.#sidebar = new Sidebar(this.#nodes.sessions, (session) => this.#confirmDelete(session));
+    this.#sidebar = new Sidebar(this.#nodes.sessions, {
+      rename: ({ id }, title) => this.#actions.renameSession(id, title),
+      pin: ({ id }, pinned) => this.#actions.pinSession(id, pinned),
+      remove: ({ id }) => this.#actions.deleteSession(id),
+      more: () => this.#actions.loadMoreSessions(),
+    });
+    this.#nodes.switch.addEventListener("click", () => this.#actions.switchTo());
     const { attachments: list, attach: button, "attach-input": input, message: field, main: area } = this.#nodes;
     this.attachments = new AttachmentBar(
       { list, button, input, field, area },
@@ -177,7 +190,7 @@ export class View {
   /**
    * The list beside the log, or why there is none.
    * @param {Session[]} sessions
-   * @param {{currentId: string|null, busyIds: Set<string>}} state
+   * @param {ListState} state
    */
   showSessions(sessions, state) {
     this.#sidebar.show(sessions, state);
@@ -303,6 +316,23 @@ export class View {
     node.scrollIntoView({ block: "nearest" });
     this.#viewOf(turn).focusVersions(step);
     this.announce(node.querySelector(".version")?.textContent ?? "");
+  }
+
+  /**
+   * Brings a turn onto the screen, and the keyboard to it.
+   * @param {Turn} turn
+   */
+  reveal(turn) {
+    const { node } = this.#viewOf(turn);
+    this.#following = false;
+    node.setAttribute("tabindex", "-1");
+    node.focus({ preventScroll: true });
+    node.scrollIntoView({ block: "start" });
+  }
+
+  /** @param {string} id */
+  focusRow(id) {
+    this.#sidebar.focusRow(id);
   }
 
   /** @param {Turn} turn */
@@ -568,23 +598,6 @@ export class View {
    */
   announce(text) {
     this.#nodes.announcer.textContent = text;
-  }
-
-  // ---- deleting ----
-
-  /** @param {Session} session */
-  #confirmDelete(session) {
-    const { "delete-dialog": dialog, "delete-name": name } = this.#nodes;
-    name.textContent = titleOf(session);
-    dialog.returnValue = "";
-    dialog.addEventListener(
-      "close",
-      () => {
-        if (dialog.returnValue === "delete") this.#actions.deleteSession(session.id);
-      },
-      { once: true },
-    );
-    dialog.showModal();
   }
 
   // ---- drawer of narrow screens ----

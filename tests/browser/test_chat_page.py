@@ -42,9 +42,11 @@ async def test_a_turn_streams_is_titled_timed_kept_and_deleted(page, start_servi
 
         await ask(page, "And what did I ask before?")
         await expect(page.locator(".ledger")).to_have_count(2)
-        await page.get_by_role("button", name="Delete What is Turnwise?").click()
-        await page.get_by_role("button", name="Delete", exact=True).click()
+        await page.get_by_role("button", name="Options of What is Turnwise?").click()
+        await page.get_by_role("menuitem", name="Delete").click()
         await expect(page.locator(".session")).to_have_count(0)
+        async with page.expect_response(lambda response: response.request.method == "DELETE"):
+            await page.locator("#undo").get_by_role("button", name="Close").click()
         assert await service.get("/chatbot/sessions") == []
 
 

@@ -383,19 +383,35 @@ async def test_stored_failures_and_stops_look_as_they_did(page, fake):
     await expect(turns.nth(2)).to_contain_text("This question has no stored answer.")
 
 
-async def test_deleting_asks_first(page, fake):
+async def test_deleting_can_be_undone(page, fake):
     fake.add_session("one", "Keep me")
     fake.add_session("two", "Drop me")
     await open_page(page, fake, "#/c/two")
-    await page.get_by_role("button", name="Delete Drop me").click()
-    await expect(page.get_by_role("dialog")).to_contain_text("Drop me")
-    await page.get_by_role("button", name="Keep it").click()
-    assert fake.deleted == []
-    await page.get_by_role("button", name="Delete Drop me").click()
-    await page.get_by_role("button", name="Delete", exact=True).click()
-    await expect(page.locator(".session")).to_have_count(1)
+    for undone in (True, False):
+        await page.get_by_role("button", name="Options of Drop me").click()
+        await page.get_by_role("menuitem", name="Delete").click()
+        await expect(page.locator(".session")).to_have_count(1)
+        await expect(page.locator("#welcome")).to_be_visible()
+        assert fake.deleted == []
+        if undone:
+            await page.get_by_role("button", name="Undo").click()
+            await expect(page.locator(".session")).to_have_count(2)
+    async with page.expect_response(lambda response: response.request.method == "DELETE"):
+        await page.locator("#undo").get_by_role("button", name="Close").click()
+    await expect(page.locator("#undo")).to_be_hidden()
     assert fake.deleted == ["two"]
-    await expect(page.locator("#welcome")).to_be_visible()
+
+
+async def test_a_delete_that_fails_brings_the_conversation_back(page, fake):
+    fake.add_session("one", "Stay")
+    await open_page(page, fake)
+    await page.route("**/chatbot/session/one", lambda route: route.fulfill(status=503, json={}))
+    await page.get_by_role("button", name="Options of Stay").click()
+    await page.get_by_role("menuitem", name="Delete").click()
+    await expect(page.locator(".session")).to_have_count(0)
+    await page.locator("#undo").get_by_role("button", name="Close").click()
+    await expect(page.locator(".session")).to_have_count(1)
+    await expect(page.get_by_role("alert")).to_be_visible()
 
 
 async def test_a_service_that_does_not_answer_keeps_the_text_in_the_box(page, fake):

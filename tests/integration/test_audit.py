@@ -59,6 +59,7 @@ AUDITED: dict[str, AuditAction] = {
 NOT_AUDITED: dict[str, str] = {
     "WS /chatbot/query/ws-baseline": "keeps nothing, and its agent asks nobody",
     "POST /chatbot/session": _OWN,
+    "PATCH /chatbot/session/{session_id}": _OWN,
     "PUT /chatbot/session/{session_id}/preferences": _OWN,
     "POST /chatbot/feedback": _OWN,
     "DELETE /chatbot/feedback/{feedback_id}": "an opinion that is taken back, not a record",

@@ -31,6 +31,7 @@ PUBLIC = {
 was shared with anybody, where that is allowed. Below `/v1`: that there is nothing."""
 
 BODIES = {
+    "/chatbot/session/{session_id}": {"title": "Named"},
     "/chatbot/session/{session_id}/preferences": {"preferences": {}},
     "/chatbot/feedback": {"rating": 1, "messageId": "1", "sessionId": "{session_id}", "agentName": "Georges"},
 }

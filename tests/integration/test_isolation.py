@@ -119,6 +119,8 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /metrics/chatbot/summary": Kind.OWN,
     "GET /metrics/chatbot/numerical": Kind.OWN,
     "GET /metrics/chatbot/usage": Kind.OWN,
+    "GET /chatbot/session/{session_id}": SESSION,
+    "PATCH /chatbot/session/{session_id}": Named((403,), ({"json": {"title": "Mine"}}, {"json": {"pinned": True}})),
     "DELETE /chatbot/session/{session_id}": SESSION,
     "GET /chatbot/session/{session_id}/history": Named((403,), ({}, {"params": {"limit": "1", "text_limit": "5"}})),
     "GET /chatbot/session/{session_id}/message/{rank}": SESSION,

@@ -97,6 +97,8 @@ async def test_nobody_finds_what_is_anothers(conversations: Persistence) -> None
 async def test_a_search_can_use_its_index(conversations: Persistence, database: Database) -> None:
     statement = str(SEARCH_SESSIONS.compile(dialect=PGDialect_psycopg()))  # type: ignore[no-untyped-call]
     asked = {"user_id": USER, "pending": "[]", "limit": None, "offset": 0, "words": "lisbon", "beginning": ":*"}
+    asked |= {"only": None, "begun": False, "behind_at": None, "behind_pinned": False, "behind_id": None}
+    asked |= {"typed": ["lisbon"], "snippets": True}
     with psycopg.connect(database.dsn) as connection:
         # Among this few messages any other way is cheaper.
         connection.execute("SET enable_seqscan = off")

@@ -145,6 +145,11 @@ def test_a_titled_session_keeps_its_title():
         ("", ""),
         ("word " * 30, ("word " * 12).strip() + "…"),
         ("x" * 80, "x" * 60 + "…"),
+        (
+            "Hello. I wonder how long lentils boil. And what of the red ones, do they?",
+            "Hello. I wonder how long lentils boil.",
+        ),
+        ("How long do lentils boil? " + "And why? " * 10, "How long do lentils boil?"),
     ],
 )
 def test_a_title_is_the_first_line_cut_at_a_word(message, title):
