@@ -42,6 +42,7 @@ AUDITED: dict[str, AuditAction] = {
     "DELETE /agents/{agent_id}": AuditAction.AGENT_DELETED,
     "PUT /agents/{agent_id}/access": AuditAction.AGENT_SHARED,
     "DELETE /chatbot/session/{session_id}": AuditAction.SESSION_DELETED,
+    "DELETE /chatbot/me": AuditAction.SESSION_DELETED,
     "DELETE //v1/responses/{response_id}": AuditAction.SESSION_DELETED,
     "DELETE /chatbot/upload/{attachment_id}": AuditAction.ATTACHMENT_DELETED,
     # A question is none; an answer to an agent's question is.

@@ -98,6 +98,8 @@ OPERATIONS: dict[str, Kind | Named] = {
     "POST /chatbot/session": Kind.OWN,
     "GET /chatbot/sessions": Kind.OWN,
     "GET /chatbot/feedback": Kind.OWN,
+    "GET /chatbot/me/export": Kind.OWN,
+    "DELETE /chatbot/me": Kind.OWN,
     "GET /metrics/chatbot/summary": Kind.OWN,
     "GET /metrics/chatbot/numerical": Kind.OWN,
     "DELETE /chatbot/session/{session_id}": SESSION,
