@@ -29,6 +29,13 @@
  * @typedef {{limits: Limits, user_auth: {enabled: boolean, realm_url?: string|null, client_id?: string|null}}} Settings
  */
 
+import { catalogue } from "./i18n.js";
+
+const t = catalogue({
+  en: { largest: "At most {size} MB can be attached." },
+  fr: { largest: "Un fichier joint peut avoir {size} Mo au plus." },
+});
+
 const DEADLINE_MS = 15_000;
 /** A file is read and indexed before the answer comes. */
 const UPLOAD_DEADLINE_MS = 150_000;
@@ -139,11 +146,24 @@ export class Api {
    * @param {"md"|"json"} format
    * @returns {Promise<{name: string, blob: Blob}>}
    */
-  async exported(id, format) {
-    const response = await this.send("GET", `chatbot/session/${encodeURIComponent(id)}/export?format=${format}`);
+  exported(id, format) {
+    return this.download(`chatbot/session/${encodeURIComponent(id)}/export?format=${format}`, DEADLINE_MS);
+  }
+
+  /**
+   * What is below an address as a file, under the name that the service gives it.
+   * @param {string} path
+   * @param {number} deadlineMs
+   * @returns {Promise<{name: string, blob: Blob}>}
+   */
+  async download(path, deadlineMs) {
+    const response = await this.send("GET", path, undefined, deadlineMs);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
-    const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
-    return { name: name === null ? `conversation.${format}` : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
+    const given = response.headers.get("Content-Disposition") ?? "";
+    const name = /filename\*=UTF-8''([^;]+)/.exec(given);
+    const plain = /filename="([^"]+)"/.exec(given);
+    const shown = name === null ? (plain?.[1] ?? "file") : decodeURIComponent(name[1]);
+    return { name: shown, blob: await reached(() => response.blob()) };
   }
 
   /**
@@ -211,7 +231,7 @@ export class Api {
   async upload(sessionId, file, watched) {
     const { max_attached_file_size_mb: most } = await this.limits();
     if (file.size > most * MIB) {
-      throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
+      throw new ApiError("attachment_too_large", { status: 400, message: t("largest", { size: most }) });
     }
     const form = new FormData();
     form.append("session_id", sessionId);

@@ -5,6 +5,13 @@
  * @typedef {Node|string|Child[]} Child
  */
 
+import { catalogue } from "./i18n.js";
+
+const t = catalogue({
+  en: { copy: "Copy", copied: "Copied", notCopied: "Not copied" },
+  fr: { copy: "Copier", copied: "Copié", notCopied: "Échec de la copie" },
+});
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const ICON_PATHS = {
@@ -100,15 +107,15 @@ export function agentIcon(id, name) {
  * @param {() => string} read
  * @param {string} label
  */
-export function copyButton(read, label = "Copy") {
+export function copyButton(read, label = t("copy")) {
   const button = el("button", { type: "button", class: "quiet small copy", "aria-label": label, title: label });
   /** @param {IconName} name @param {string} text */
   const show = (name, text) => button.replaceChildren(icon(name), el("span", {}, text));
-  show("copy", "Copy");
+  show("copy", t("copy"));
   button.addEventListener("click", async () => {
     const copied = await copyText(read());
-    show(copied ? "check" : "alert", copied ? "Copied" : "Not copied");
-    setTimeout(() => show("copy", "Copy"), 1600);
+    show(copied ? "check" : "alert", t(copied ? "copied" : "notCopied"));
+    setTimeout(() => show("copy", t("copy")), 1600);
   });
   return button;
 }

@@ -9,8 +9,14 @@ import { el } from "./dom.js";
 import { catalogue } from "./i18n.js";
 
 const t = catalogue({
-  en: { missing: "This part of the page could not be loaded. Reload the page to try again." },
-  fr: { missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer." },
+  en: {
+    settings: "Settings",
+    missing: "This part of the page could not be loaded. Reload the page to try again.",
+  },
+  fr: {
+    settings: "Réglages",
+    missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
+  },
 });
 
 /**
@@ -35,7 +41,15 @@ const t = catalogue({
  */
 
 /** @type {Place[]} */
-export const PLACES = [];
+export const PLACES = [
+  {
+    name: "settings",
+    title: () => t("settings"),
+    permission: null,
+    style: "./settings/style.css",
+    load: () => import("./settings/place.js"),
+  },
+];
 
 /** Shows one place at a time in a host; `leave` ends it. */
 export class Places {
