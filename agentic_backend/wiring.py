@@ -420,6 +420,9 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         max_attached_files_per_user=ai.max_attached_files_per_user,
         max_attached_file_size_mb=ai.max_attached_file_size_mb,
         static_agents_only=ai.use_static_config_only,
+        branding=settings.branding,
+        feature_flags=settings.frontend_settings.feature_flags,
+        properties=settings.frontend_settings.properties,
     )
 
 
