@@ -14,11 +14,12 @@ LOGO = (
     '<script>document.title = "run"</script><circle cx="12" cy="12" r="9" fill="#7a1fa2"/></svg>'
 )
 NAME = "R&D <b>desk</b>"
+FOOTER = 'Operated by <script>alert("R&D")</script>'
 BRANDING = {
     "name": NAME,
     "light": {"accent": "#7a1fa2"},
     "dark": {"accent": "#d0a2e8"},
-    "footer": 'Operated by <script>alert("R&D")</script>',
+    "footer": FOOTER,
     "links": [{"label": "<i>Help</i>", "url": "https://help.example.org/?a=1&b=2"}],
 }
 
@@ -45,7 +46,7 @@ async def test_the_page_has_the_configured_name_icon_colours_and_footer(
         await page.emulate_media(color_scheme="dark")
         assert await accent(page) == "rgb(208, 162, 232)"
         footer = page.locator("#footer")
-        await expect(footer).to_contain_text(BRANDING["footer"])
+        await expect(footer).to_contain_text(FOOTER)
         link = footer.get_by_role("link")
         await expect(link).to_have_text("<i>Help</i>")
         await expect(link).to_have_attribute("href", "https://help.example.org/?a=1&b=2")

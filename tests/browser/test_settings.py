@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.test_conversations import talk
-from tests.support.service import BASE, RunningService
+from tests.support.service import BASE, RunningService, StartService
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -113,8 +113,8 @@ async def test_a_key_is_made_shown_once_and_revoked(page: Page, service: Running
         assert response.status == 401
 
 
-async def test_keys_that_are_off_are_not_offered(page: Page, start_service: object) -> None:
-    async with start_service(security={"api_keys": {"enabled": False}}) as service:  # type: ignore[operator] - the fixture
+async def test_keys_that_are_off_are_not_offered(page: Page, start_service: StartService) -> None:
+    async with start_service(security={"api_keys": {"enabled": False}}) as service:
         await open_settings(page, service)
         await expect(page.get_by_text("Keys cannot be made here.")).to_be_visible()
         await expect(page.get_by_role("button", name="New key")).to_be_hidden()

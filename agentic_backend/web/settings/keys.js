@@ -197,10 +197,11 @@ class Keys {
   /** @param {Key} key */
   #row(key) {
     const { words, valid } = stateOf(key);
+    const begin = `tw_${key.id}_…`;
     const row = el(
       "li",
       { class: valid ? "key" : "key ended" },
-      el("div", {}, el("strong", { dir: "auto" }, key.name), el("code", {}, `tw_${key.id}_…`)),
+      el("div", {}, el("strong", { dir: "auto" }, key.name), el("code", {}, begin)),
       el("p", { class: "hint" }, words, " · ", key.last_used_at === null ? t("unused") : t("used", { when: fullMoment(key.last_used_at) })),
       el("p", { class: "hint" }, this.#allowed(key)),
     );
