@@ -285,7 +285,7 @@ class AgenticService(Service[AgenticSettings, State]):
             app.router.routes += relay_routes(
                 self.relay, base, self.admission.pace_stranger, self._by_sibling, self._view
             )
-        ChatPage(sign_in_at(self._settings)).add_to(app)
+        ChatPage(sign_in_at(self._settings), self._settings.branding).add_to(app)
         app.add_middleware(Compression, mode=self._settings.server.http_compression)
 
     async def _build(self, stack: AsyncExitStack) -> State:

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, model_validator
 
+from agentic_backend.branding import Branding, FrontendSettings
 from agentic_backend.langgraph_json import read_langgraph_json
 from backend_kit.settings import (
     App,
@@ -1103,9 +1104,12 @@ class AgenticSettings(ServiceSettings):
 
     renamed_keys: ClassVar[dict[str, str]] = {
         "ai.agentic_restore_max_exchanges": "ai.restore_max_exchanges",
+        "frontend_settings.properties.siteDisplayName": "branding.name",
         "ai.default_chat_model.settings.request_timeout": "ai.default_chat_model.settings.timeout.read",
         "ai.default_language_model.settings.request_timeout": "ai.default_language_model.settings.timeout.read",
     }
+
+    ignored_keys: ClassVar[tuple[str, ...]] = ("scheduler",)
 
     env_where: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         f"ai.{model}.{key}": (f"ai.{model}.provider", _OPENAI)
@@ -1126,6 +1130,8 @@ class AgenticSettings(ServiceSettings):
     history: HistorySettings = HistorySettings()
     doors: Doors = Doors()
     tracing: TracingSettings = TracingSettings()
+    branding: Branding = Branding()
+    frontend_settings: FrontendSettings = FrontendSettings()
 
     def of_worker(self, number: int) -> "AgenticSettings":
         """The settings of one of several workers, from 0: with a metrics port and a spool of its own. The first one has

@@ -443,6 +443,9 @@ def public_settings(settings: AgenticSettings) -> PublicSettings:
         static_agents_only=ai.use_static_config_only,
         public_links=settings.security.public_links,
         currency=ai.currency if ai.prices else None,
+        branding=settings.branding,
+        feature_flags=settings.frontend_settings.feature_flags,
+        properties=settings.frontend_settings.properties,
     )
 
 

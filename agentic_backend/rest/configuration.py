@@ -1,11 +1,12 @@
 """REST of the configuration that clients may read."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastapi import APIRouter
 
+from agentic_backend.branding import Branding
 from agentic_backend.rest.agents import AgentServices
 from agentic_backend.rest.kpi_routes import KpiViews
 
@@ -51,12 +52,24 @@ class PublicSettings:
     static_agents_only: bool
     public_links: bool
     currency: str | None
+    branding: Branding = field(default_factory=Branding)
+    feature_flags: Mapping[str, bool] = field(default_factory=dict)
+    properties: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
     def wire(self) -> dict[str, Any]:
         """Body of `GET /config/frontend_settings`."""
         return {
-            "feature_flags": {"agent_editing": not self.static_agents_only, "public_links": self.public_links},
-            "properties": {"siteDisplayName": "Turnwise"},
+            "feature_flags": {
+                **self.feature_flags,
+                "agent_editing": not self.static_agents_only,
+                "public_links": self.public_links,
+            },
+            "properties": {**self.properties, "siteDisplayName": self.branding.name},
+            "branding": {
+                "name": self.branding.name,
+                "footer": self.branding.footer,
+                "links": [{"label": link.label, "url": link.url} for link in self.branding.links],
+            },
             "user_auth": {"enabled": self.auth_enabled, "realm_url": self.realm_url, "client_id": self.client_id},
             "currency": self.currency,
             "limits": {

@@ -1,7 +1,7 @@
 """REST of API keys: made, listed and revoked by their owners; operators see and revoke everybody's."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Protocol
@@ -48,6 +48,10 @@ class KeyStore(Protocol):
 
     async def revoke(self, key_id: str, owner: str | None, event: AuditEvent) -> bool:
         """End a key for good, and store the event; that of any owner with None. False where there is none."""
+        ...
+
+    async def delete(self, key_ids: Sequence[str], owner: str, events: Sequence[AuditEvent]) -> int:
+        """Delete keys of an owner, and store the events; how many there were."""
         ...
 
 

@@ -30,6 +30,7 @@ from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
+from agentic_backend.rest.own_data import add_own_data, delete_with_turns
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_sessions
 from agentic_backend.rest.shares import ShareServices, add_shares
@@ -38,7 +39,7 @@ from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.opening import Sessions
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
-from backend_kit.auth import AuditAction, AuditEvent, Identity
+from backend_kit.auth import Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
 
@@ -108,6 +109,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_keys(chat, lambda: services().keys, caller)
     add_export(chat, services, caller)
     add_shares(chat, services, caller)
+    add_own_data(chat, services, caller)
     add_chat_metrics(kpi, lambda: services().figures, caller)
     add_usage(kpi, lambda: services().figures, lambda: services().views, lambda: services().public, caller)
     add_configuration(settings, lambda: services().public, lambda: services().agents, lambda: services().views, caller)
@@ -160,12 +162,8 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         """Stop a session's turns and delete it with all that hangs on it."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
-        # Nothing may be awaited between the two, so that after the delete no ask finds the session.
-        await state.registry.forget(session_id, identity.uid)
-        with state.kpi.phase("session_write"):
-            event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", session_id)
-            if not await state.store.delete(session_id, identity.uid, event):
-                raise SessionNotFound
+        if not await delete_with_turns(state, session_id, identity):
+            raise SessionNotFound
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True
 

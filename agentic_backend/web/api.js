@@ -40,6 +40,13 @@
  * @property {{enabled: boolean, realm_url?: string|null, client_id?: string|null}} user_auth
  */
 
+import { catalogue } from "./i18n.js";
+
+const t = catalogue({
+  en: { largest: "At most {size} MB can be attached." },
+  fr: { largest: "Un fichier joint peut avoir {size} Mo au plus." },
+});
+
 const DEADLINE_MS = 15_000;
 /** Of a file that is sent and worked on: an hour, as the service gives it. */
 const TRANSFER_DEADLINE_MS = 3_600_000;
@@ -194,8 +201,11 @@ export class Api {
   async download(path, deadlineMs = DEADLINE_MS) {
     const response = await this.send("GET", path, undefined, deadlineMs);
     if (!response.ok) throw failureOf(response, decode(await reached(() => response.text())));
-    const name = /filename\*=UTF-8''([^;]+)/.exec(response.headers.get("Content-Disposition") ?? "");
-    return { name: name === null ? null : decodeURIComponent(name[1]), blob: await reached(() => response.blob()) };
+    const given = response.headers.get("Content-Disposition") ?? "";
+    const encoded = /filename\*=UTF-8''([^;]+)/.exec(given);
+    const plain = /filename="([^"]+)"/.exec(given)?.[1] ?? null;
+    const name = encoded === null ? plain : decodeURIComponent(encoded[1]);
+    return { name, blob: await reached(() => response.blob()) };
   }
 
   /**
@@ -272,7 +282,7 @@ export class Api {
   async upload(sessionId, file, transfer) {
     const { max_attached_file_size_mb: most } = await this.limits();
     if (file.size > most * MIB) {
-      throw new ApiError("attachment_too_large", { status: 400, message: `At most ${most} MB can be attached.` });
+      throw new ApiError("attachment_too_large", { status: 400, message: t("largest", { size: most }) });
     }
     const form = new FormData();
     form.append("session_id", sessionId);

@@ -8,9 +8,23 @@
  */
 import { ApiError } from "./api.js";
 import { newestFrom, versionsOf } from "./branches.js";
+import { catalogue } from "./i18n.js";
 import { Turn } from "./protocol.js";
 import { passOver } from "./state.js";
 import { errorText } from "./texts.js";
+
+const t = catalogue({
+  en: {
+    nobody: "There is no agent to ask",
+    answering: "This conversation is answering.",
+    wait: "Ask again when the answer is there.",
+  },
+  fr: {
+    nobody: "Il n'y a pas d'agent à interroger",
+    answering: "Cette conversation est en train de répondre.",
+    wait: "Reposez votre question quand la réponse est là.",
+  },
+});
 
 /** What the person asks, and answers to an agent. */
 export class Asking {
@@ -29,7 +43,7 @@ export class Asking {
     if (this.creating || this.#app.state.current?.running !== undefined) return;
     const agentId = this.#app.agents.chosenAgentId;
     if (agentId === null) {
-      this.#app.view.notify({ title: "There is no agent to ask", message: "" }, () => this.#app.agents.loadAgents());
+      this.#app.view.notify({ title: t("nobody"), message: "" }, () => this.#app.agents.loadAgents());
       return;
     }
     const id = this.#app.state.currentId ?? (await this.createSession(agentId));
@@ -202,7 +216,7 @@ export class Asking {
    */
   #isAnswering(conversation) {
     if (conversation.running === undefined) return false;
-    this.#app.view.notify({ title: "This conversation is answering.", message: "Ask again when the answer is there." });
+    this.#app.view.notify({ title: t("answering"), message: t("wait") });
     return true;
   }
 

@@ -5,6 +5,13 @@
  * @typedef {Node|string|Child[]} Child
  */
 
+import { catalogue } from "./i18n.js";
+
+const t = catalogue({
+  en: { copy: "Copy", copied: "Copied", notCopied: "Not copied" },
+  fr: { copy: "Copier", copied: "Copié", notCopied: "Échec de la copie" },
+});
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const ICON_PATHS = {
@@ -92,17 +99,16 @@ export function icon(name) {
 const AGENT_HUES = 8;
 
 /**
- * The icon of an agent: the first letter of its name, on a colour that its id gives it.
+ * Makes an element the icon of an agent: the first letter of its name, on a colour that its id gives it.
+ * @param {HTMLElement} node
  * @param {string} id
  * @param {string} name
  */
-export function agentIcon(id, name) {
+export function markAgent(node, id, name) {
   let sum = 0;
-  for (const char of id) sum = (sum * 31 + (char.codePointAt(0) ?? 0)) % 9973;
-  const [letter = "?"] = name.trim();
-  const node = el("span", { class: "agent-icon", "aria-hidden": "true" }, letter.toUpperCase());
-  node.style.setProperty("--hue", `var(--hue-${sum % AGENT_HUES})`);
-  return node;
+  for (const char of id) sum = (sum * 31 + (char.codePointAt(0) ?? 0)) % 65_521;
+  node.dataset.hue = String(sum % AGENT_HUES);
+  node.textContent = [...name.trim()][0]?.toLocaleUpperCase() ?? "";
 }
 
 /**
@@ -110,15 +116,15 @@ export function agentIcon(id, name) {
  * @param {() => string} read
  * @param {string} label
  */
-export function copyButton(read, label = "Copy") {
+export function copyButton(read, label = t("copy")) {
   const button = el("button", { type: "button", class: "quiet small copy", "aria-label": label, title: label });
   /** @param {IconName} name @param {string} text */
   const show = (name, text) => button.replaceChildren(icon(name), el("span", {}, text));
-  show("copy", "Copy");
+  show("copy", t("copy"));
   button.addEventListener("click", async () => {
     const copied = await copyText(read());
-    show(copied ? "check" : "alert", copied ? "Copied" : "Not copied");
-    setTimeout(() => show("copy", "Copy"), 1600);
+    show(copied ? "check" : "alert", t(copied ? "copied" : "notCopied"));
+    setTimeout(() => show("copy", t("copy")), 1600);
   });
   return button;
 }

@@ -13,9 +13,27 @@
  * @import { ConnectionState, Failure, Snapshot, Status } from "./protocol.js"
  */
 import { ApiError } from "./api.js";
+import { catalogue } from "./i18n.js";
 import { backoffMs, isCutOff, Turn } from "./protocol.js";
 import { HISTORY_WINDOW, isEnd } from "./state.js";
 import { errorText } from "./texts.js";
+
+const t = catalogue({
+  en: {
+    done: "Answer complete.",
+    cancelled: "Stopped.",
+    interrupted: "This answer was interrupted.",
+    unanswered: "There is no answer.",
+    awaiting: "The agent asks you something.",
+  },
+  fr: {
+    done: "La réponse est complète.",
+    cancelled: "Arrêté.",
+    interrupted: "Cette réponse a été interrompue.",
+    unanswered: "Il n'y a pas de réponse.",
+    awaiting: "L'agent vous demande quelque chose.",
+  },
+});
 
 const PENDING_KEY = "turnwise.pending";
 const TABS_CHANNEL = "turnwise.turns";
@@ -259,11 +277,11 @@ export class Following {
   }
 }
 
-/** @type {Partial<Record<Status, string>>} */
+/** What a screen reader is told of a turn's end. @type {Partial<Record<Status, string>>} */
 const ENDINGS = {
-  done: "Answer complete.",
-  cancelled: "Stopped.",
-  interrupted: "This answer was interrupted.",
-  unanswered: "There is no answer.",
-  awaiting: "The agent asks you something.",
+  done: t("done"),
+  cancelled: t("cancelled"),
+  interrupted: t("interrupted"),
+  unanswered: t("unanswered"),
+  awaiting: t("awaiting"),
 };

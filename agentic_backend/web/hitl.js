@@ -6,6 +6,7 @@
  */
 
 import { el, icon } from "./dom.js";
+import { catalogue } from "./i18n.js";
 import { codeBlock } from "./markdown.js";
 import { argumentsProblem, MISSING } from "./texts.js";
 
@@ -46,14 +47,61 @@ const DECISIONS = ["approve", "edit", "reject", "respond"];
 /** Of a call whose request comes with configurations, but without its own.
  * @type {Decision["type"][]} */
 const WITHOUT_CONFIG = ["approve", "reject"];
+const t = catalogue({
+  en: {
+    approve: "Approve",
+    edit: "Edit",
+    editButton: "Approve with these changes",
+    reject: "Reject",
+    respond: "Answer instead",
+    respondButton: "Answer in its place",
+    asks: "The agent asks you",
+    asksSome: { one: "The agent asks you {count} question", other: "The agent asks you {count} questions" },
+    unnamed: "unnamed",
+    yourAnswer: "Your answer to the agent",
+    answer: "Answer",
+    sendDecisions: "Send decisions",
+    sendAnswers: "Send answers",
+    otherWords: "In other words",
+    answerTo: "Your answer: {heading}",
+    whyNot: "Why not {name}",
+    reason: "Reason, if you like",
+    instead: "instead of {name}",
+    decision: "Decision about {name}",
+    call: "Call of {name}",
+    argumentsOf: "Arguments of {name}, as JSON",
+  },
+  fr: {
+    approve: "Approuver",
+    edit: "Modifier",
+    editButton: "Approuver avec ces modifications",
+    reject: "Refuser",
+    respond: "Répondre soi-même",
+    respondButton: "Répondre à sa place",
+    asks: "L'agent vous interroge",
+    asksSome: { one: "L'agent vous pose {count} question", other: "L'agent vous pose {count} questions" },
+    unnamed: "sans nom",
+    yourAnswer: "Votre réponse à l'agent",
+    answer: "Répondre",
+    sendDecisions: "Envoyer les décisions",
+    sendAnswers: "Envoyer les réponses",
+    otherWords: "En d'autres termes",
+    answerTo: "Votre réponse : {heading}",
+    whyNot: "Pourquoi pas {name}",
+    reason: "Raison, si vous le souhaitez",
+    instead: "à la place de {name}",
+    decision: "Décision sur {name}",
+    call: "Appel de {name}",
+    argumentsOf: "Arguments de {name}, en JSON",
+  },
+});
 /** @type {Record<Decision["type"], {label: string, button: string}>} */
 const DECISION_WORDS = {
-  approve: { label: "Approve", button: "Approve" },
-  edit: { label: "Edit", button: "Approve with these changes" },
-  reject: { label: "Reject", button: "Reject" },
-  respond: { label: "Answer instead", button: "Answer in its place" },
+  approve: { label: t("approve"), button: t("approve") },
+  edit: { label: t("edit"), button: t("editButton") },
+  reject: { label: t("reject"), button: t("reject") },
+  respond: { label: t("respond"), button: t("respondButton") },
 };
-const ASKS = "The agent asks you";
 /** `stage` of a question that shows a value of the agent's own as it stands. */
 const VALUE = "value";
 const MAX_EDITOR_ROWS = 16;
@@ -71,7 +119,7 @@ export function humanCard(payload, answer) {
   const several = severalOf(payload);
   const questions = several.length > 0 ? several : [questionOf({ ...payload }, 0)];
   // Of several, the payload itself repeats the first.
-  const title = several.length > 0 ? `${ASKS} ${several.length} questions` : payload.title || ASKS;
+  const title = several.length > 0 ? t("asksSome", { count: several.length }) : payload.title || t("asks");
   const node = el("section", { class: "human", role: "group", "aria-label": title });
   /** @param {boolean} locked */
   const lock = (locked) => {
@@ -148,7 +196,7 @@ function callsOf({ action_requests: requests, review_configs: configs }) {
 /** @param {Record<string, unknown>} request @param {Record<string, unknown>[]|null} configs @returns {Call} */
 function callOf({ name, args, arguments: given, description }, configs) {
   return {
-    name: textOf(name) || "unnamed",
+    name: textOf(name) || t("unnamed"),
     args: [args, given].find(isObject) ?? {},
     key: args === undefined && given !== undefined ? "arguments" : "args",
     // By default it ends with the call itself, which stands below.
@@ -205,14 +253,14 @@ function choiceButton({ id, label, description }, say) {
 
 /** @param {(said: Said) => void} say */
 function wordsForm(say) {
-  const words = el("textarea", { rows: 2, "aria-label": "Your answer to the agent" });
+  const words = el("textarea", { rows: 2, "aria-label": t("yourAnswer") });
   /** @param {SubmitEvent} event */
   const send = (event) => {
     event.preventDefault();
     const text = words.value.trim();
     if (text !== "") say({ text });
   };
-  return el("form", { class: "words", onsubmit: send }, words, el("button", { class: "small" }, "Answer"));
+  return el("form", { class: "words", onsubmit: send }, words, el("button", { class: "small" }, t("answer")));
 }
 
 // ---- forms ----
@@ -246,7 +294,7 @@ function formOf(nodes, button, read, say) {
  * @param {(said: Said) => void} say
  */
 function callsForm({ calls }, say) {
-  const button = el("button", { class: "primary" }, "Send decisions");
+  const button = el("button", { class: "primary" }, t("sendDecisions"));
   /** @param {Decision["type"]} type */
   const name = (type) => {
     if (calls.length > 1) return;
@@ -273,13 +321,13 @@ function severalForm(questions, say) {
     return { answers: said };
   };
   const nodes = fields.map(({ field }) => field.node);
-  return formOf(nodes, el("button", { class: "primary" }, "Send answers"), read, say);
+  return formOf(nodes, el("button", { class: "primary" }, t("sendAnswers")), read, say);
 }
 
 /** @param {Question} question @param {number} at @param {number} count @returns {Field} */
 function questionField(question, at, count) {
   const { title, words, about, choices, freeText, calls } = question;
-  const heading = title || words || ASKS;
+  const heading = title || words || t("asks");
   const id = newId("question");
   const node = el("section", { class: "asked", role: "group", "aria-labelledby": id });
   node.append(
@@ -339,7 +387,7 @@ function choicesField(choices, freeText, heading) {
   const words = wordsField(heading);
   const OWN = "\0own"; // no id of a choice can be this: NUL is refused by the service
   const ways = choices.map(({ id, label, description }) => ({ value: id, label, description }));
-  const all = freeText ? [...ways, { value: OWN, label: "In other words", panel: words.node }] : ways;
+  const all = freeText ? [...ways, { value: OWN, label: t("otherWords"), panel: words.node }] : ways;
   const preset = choices.find((choice) => choice.default === true)?.id ?? null;
   const field = waysField(heading, all, preset, () => {});
   const read = () => {
@@ -353,7 +401,7 @@ function choicesField(choices, freeText, heading) {
 /** @param {string} heading @returns {{node: HTMLElement, read: () => {text: string}|null}} */
 function wordsField(heading) {
   const problem = problemOf();
-  const attributes = { rows: 2, "aria-label": `Your answer: ${heading}`, "aria-describedby": problem.node.id };
+  const attributes = { rows: 2, "aria-label": t("answerTo", { heading }), "aria-describedby": problem.node.id };
   const words = el("textarea", { ...attributes, oninput: () => problem.say("", [words]) });
   const read = () => {
     const text = words.value.trim();
@@ -390,8 +438,8 @@ function callsField(calls, level, chosen) {
 function callField({ name, args, key, description, allowed }, level, chosen) {
   const shown = codeBlock(JSON.stringify(args, null, 2), "json");
   const editor = argumentsEditor(name, args);
-  const reason = el("textarea", { rows: 2, "aria-label": `Why not ${name}`, placeholder: "Reason, if you like" });
-  const response = wordsField(`instead of ${name}`);
+  const reason = el("textarea", { rows: 2, "aria-label": t("whyNot", { name }), placeholder: t("reason") });
+  const response = wordsField(t("instead", { name }));
   /** @type {Partial<Record<Decision["type"], HTMLElement>>} the editor has a place of its own */
   const panels = { reject: el("div", { class: "field" }, reason), respond: response.node };
   const ways = allowed.map((type) => ({ value: type, label: DECISION_WORDS[type].label, panel: panels[type] }));
@@ -402,11 +450,11 @@ function callField({ name, args, key, description, allowed }, level, chosen) {
     if (type !== null) chosen?.(/** @type {Decision["type"]} */ (type));
   };
   const preset = chosen === null ? null : allowed[0];
-  const field = waysField(`Decision about ${name}`, ways, preset, choose);
+  const field = waysField(t("decision", { name }), ways, preset, choose);
   choose(preset);
   const node = el(
     "div",
-    { class: "call", role: "group", "aria-label": `Call of ${name}` },
+    { class: "call", role: "group", "aria-label": t("call", { name }) },
     el(level, {}, icon("tool"), el("code", {}, name)),
     ...wordsOf(description),
     shown,
@@ -451,7 +499,7 @@ function argumentsEditor(name, args) {
     spellcheck: "false",
     autocapitalize: "off",
     autocomplete: "off",
-    "aria-label": `Arguments of ${name}, as JSON`,
+    "aria-label": t("argumentsOf", { name }),
     "aria-describedby": problem.node.id,
     oninput: check,
   });

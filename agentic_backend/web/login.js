@@ -12,6 +12,7 @@
  * @import { Words } from "./texts.js"
  */
 import { ApiError } from "./api.js";
+import { catalogue } from "./i18n.js";
 import { answerIn, OidcError, Provider, renewAfterMs } from "./oidc.js";
 
 const ATTEMPT_KEY = "turnwise.sign-in";
@@ -19,13 +20,46 @@ const RETRY_MS = 5_000;
 /** A token that is refused so soon after it was given is refused for what it is, not for its age. */
 const TOO_SOON_MS = 5_000;
 
+const t = catalogue({
+  en: {
+    cannot: "You cannot sign in right now",
+    noAnswer: "The sign-in service does not answer.",
+    cannotHere: "You cannot sign in here",
+    insecure: "The browser allows it on https addresses and on this machine only.",
+    signedOut: "You are signed out",
+    stays: "Sign in again to go on; what is on this page stays.",
+    failed: "The sign-in did not succeed",
+    refused: "The sign-in service refused it.",
+    mixedUp: "It was not begun in this tab, or too long ago.",
+    notAllowed: "You may not use this service",
+    notAccepted: "It does not accept your account's sign-in.",
+    again: "Try again",
+    signIn: "Sign in",
+  },
+  fr: {
+    cannot: "La connexion est impossible pour le moment",
+    noAnswer: "Le service d'authentification ne répond pas.",
+    cannotHere: "La connexion est impossible ici",
+    insecure: "Le navigateur ne l'autorise que sur les adresses https et sur cette machine.",
+    signedOut: "Vous êtes déconnecté",
+    stays: "Reconnectez-vous pour continuer ; le contenu de cette page reste.",
+    failed: "La connexion n'a pas abouti",
+    refused: "Le service d'authentification l'a refusée.",
+    mixedUp: "Elle n'a pas été commencée dans cet onglet, ou il y a trop longtemps.",
+    notAllowed: "Vous ne pouvez pas utiliser ce service",
+    notAccepted: "Il n'accepte pas la connexion de votre compte.",
+    again: "Réessayer",
+    signIn: "Se connecter",
+  },
+});
+
 const TROUBLES = {
-  unreachable: { title: "You cannot sign in right now", message: "The sign-in service does not answer." },
-  insecure: { title: "You cannot sign in here", message: "The browser allows it on https addresses and on this machine only." },
-  ended: { title: "You are signed out", message: "Sign in again to go on; what is on this page stays." },
-  refused: { title: "The sign-in did not succeed", message: "The sign-in service refused it." },
-  mixed_up: { title: "The sign-in did not succeed", message: "It was not begun in this tab, or too long ago." },
-  not_accepted: { title: "You may not use this service", message: "It does not accept your account's sign-in." },
+  unreachable: { title: t("cannot"), message: t("noAnswer") },
+  insecure: { title: t("cannotHere"), message: t("insecure") },
+  ended: { title: t("signedOut"), message: t("stays") },
+  refused: { title: t("failed"), message: t("refused") },
+  mixed_up: { title: t("failed"), message: t("mixedUp") },
+  not_accepted: { title: t("notAllowed"), message: t("notAccepted") },
 };
 
 export class Login {
@@ -202,7 +236,7 @@ export class Login {
 
   /** @param {OidcProblem|"not_accepted"} code @param {() => void} again */
   #say(code, again) {
-    this.#on.trouble(TROUBLES[code], again, code === "unreachable" ? "Try again" : "Sign in");
+    this.#on.trouble(TROUBLES[code], again, t(code === "unreachable" ? "again" : "signIn"));
   }
 }
 

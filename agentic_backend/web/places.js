@@ -83,6 +83,13 @@ export const PLACES = [
     load: () => import("./feedback/place.js"),
   },
   {
+    name: "settings",
+    title: () => t("settings"),
+    permission: null,
+    style: "settings/style.css",
+    load: () => import("./settings/place.js"),
+  },
+  {
     name: "s",
     title: () => t("shared"),
     permission: null,

@@ -3,7 +3,7 @@
 /** @import { Session } from "./api.js" */
 /** @import { Group } from "./day_groups.js" */
 import { foundGroup, grouping } from "./day_groups.js";
-import { el, icon } from "./dom.js";
+import { el, icon, markAgent } from "./dom.js";
 import { fullMoment, moment } from "./format.js";
 import { catalogue } from "./i18n.js";
 import { RowMenu } from "./row_menu.js";
@@ -33,7 +33,6 @@ const t = catalogue({
 });
 
 const MAX_TITLE_CHARS = 200;
-const HUES = 8;
 
 /**
  * A line of the list: its nodes, and what it shows.
@@ -73,16 +72,12 @@ export function titleOf(session) {
 }
 
 /**
- * The initial of a session's agent in one of eight colours, which is always the same for an agent.
+ * Makes an element the icon of a session's agent.
  * @param {HTMLElement} node @param {Session} session
  */
-export function markAgent(node, session) {
-  const name = session.agents?.[0]?.name || session.agent_id || "";
-  let sum = 0;
-  for (const char of session.agent_id) sum = (sum * 31 + (char.codePointAt(0) ?? 0)) % 65_521;
-  node.dataset.hue = String(sum % HUES);
-  node.textContent = [...name][0]?.toLocaleUpperCase() ?? "";
-  node.title = name;
+export function markAgentOf(node, session) {
+  node.title = session.agents?.[0]?.name || session.agent_id || "";
+  markAgent(node, session.agent_id, node.title);
 }
 
 /** Fills an element with sessions in groups of days. */
@@ -249,7 +244,7 @@ export class Sidebar {
     row.time.dateTime = session.updated_at;
     row.link.href = `#/c/${session.id}${found === undefined ? "" : `/${found.rank}`}`;
     row.link.title = `${title}\n${fullMoment(session.updated_at)}`;
-    markAgent(row.mark, session);
+    markAgentOf(row.mark, session);
     row.snippet.hidden = found === undefined;
     row.snippet.replaceChildren(...(found === undefined ? [] : marked(found.text, words)));
     row.options.setAttribute("aria-label", t("options", { title }));

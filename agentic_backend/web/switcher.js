@@ -9,7 +9,7 @@ import { ApiError } from "./api.js";
 import { el, icon } from "./dom.js";
 import { moment } from "./format.js";
 import { catalogue } from "./i18n.js";
-import { markAgent, titleOf } from "./sidebar.js";
+import { markAgentOf, titleOf } from "./sidebar.js";
 import { marked } from "./snippets.js";
 import { errorText } from "./texts.js";
 
@@ -166,7 +166,7 @@ export class Switcher {
   /** @param {Session} session */
   #ofSession(session) {
     const mark = el("span", { class: "agent-mark", "aria-hidden": "true" });
-    markAgent(mark, session);
+    markAgentOf(mark, session);
     const { found } = session;
     const place = found === undefined ? "" : `/${found.rank}`;
     return this.#entry(

@@ -13,9 +13,12 @@
  */
 
 import { AttachmentBar } from "./attachments.js";
-import { agentIcon, el, icon } from "./dom.js";
+import { CHOICE, enter } from "./choices.js";
+import { el, icon, markAgent } from "./dom.js";
+import { catalogue } from "./i18n.js";
 import { Reader } from "./reader.js";
 import { shareButton } from "./share/button.js";
+import { translateShell } from "./shell.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 import { TurnView } from "./turns.js";
 import { UndoNotice } from "./undo.js";
@@ -28,24 +31,72 @@ const NARROW = "(max-width: 800px)";
 /** A short break of the connection is mended before anyone needs to read about it. */
 const QUIET_BREAK_MS = 1_200;
 
+const t = catalogue({
+  en: {
+    newChat: "New conversation",
+    connecting: "Connecting…",
+    connected: "Connected",
+    reconnecting: "Reconnecting…",
+    idle: "Idle",
+    elsewhere: "Open elsewhere",
+    notSignedIn: "Not signed in",
+    down: "The connection is down.",
+    replaced: "This page was replaced by a newer connection of yours.",
+    refused: "The service refused your credentials.",
+    now: "Try now",
+    again: "Try again",
+    here: "Use it here",
+    connectedAgain: "Connected again.",
+    retrying: "Trying again…",
+    retryIn: "Trying again in {seconds} s.",
+    model: "Model",
+    stop: "Stop",
+    send: "Send",
+    sendTitle: "Send (Enter)",
+    sendTitleCtrl: "Send (Ctrl + Enter)",
+    sends: "Enter sends, Shift + Enter starts a new line",
+    breaks: "Enter starts a new line, Ctrl + Enter sends",
+    close: "Close",
+  },
+  fr: {
+    newChat: "Nouvelle conversation",
+    connecting: "Connexion…",
+    connected: "Connecté",
+    reconnecting: "Reconnexion…",
+    idle: "En veille",
+    elsewhere: "Ouvert ailleurs",
+    notSignedIn: "Non connecté",
+    down: "La connexion est interrompue.",
+    replaced: "Cette page a été remplacée par une connexion plus récente de votre part.",
+    refused: "Le service a refusé vos identifiants.",
+    now: "Essayer maintenant",
+    again: "Réessayer",
+    here: "Utiliser ici",
+    connectedAgain: "De nouveau connecté.",
+    retrying: "Nouvelle tentative…",
+    retryIn: "Nouvelle tentative dans {seconds} s.",
+    model: "Modèle",
+    stop: "Arrêter",
+    send: "Envoyer",
+    sendTitle: "Envoyer (Entrée)",
+    sendTitleCtrl: "Envoyer (Ctrl + Entrée)",
+    sends: "Entrée envoie, Maj + Entrée passe à la ligne",
+    breaks: "Entrée passe à la ligne, Ctrl + Entrée envoie",
+    close: "Fermer",
+  },
+});
+
+/** The name of the page, which the service has put there. */
+const SITE = document.title;
+
 /** @type {Record<ConnectionState["name"], {label: string, tone: string, banner?: string, action?: string}>} */
 const CONNECTIONS = {
-  connecting: { label: "Connecting…", tone: "wait" },
-  open: { label: "Connected", tone: "good" },
-  waiting: { label: "Reconnecting…", tone: "wait", banner: "The connection is down.", action: "Try now" },
-  asleep: { label: "Idle", tone: "idle" },
-  replaced: {
-    label: "Open elsewhere",
-    tone: "bad",
-    banner: "This page was replaced by a newer connection of yours.",
-    action: "Use it here",
-  },
-  refused: {
-    label: "Not signed in",
-    tone: "bad",
-    banner: "The service refused your credentials.",
-    action: "Try again",
-  },
+  connecting: { label: t("connecting"), tone: "wait" },
+  open: { label: t("connected"), tone: "good" },
+  waiting: { label: t("reconnecting"), tone: "wait", banner: t("down"), action: t("now") },
+  asleep: { label: t("idle"), tone: "idle" },
+  replaced: { label: t("elsewhere"), tone: "bad", banner: t("replaced"), action: t("here") },
+  refused: { label: t("notSignedIn"), tone: "bad", banner: t("refused"), action: t("again") },
 };
 
 /**
@@ -89,7 +140,7 @@ const CONNECTIONS = {
  *   |"to-end"|"place"|"places"} LogIds
  * @typedef {"sidebar"|"sessions"|"no-sessions"|"nothing-found"|"new-chat"|"menu"|"scrim"|"main"|"switch"}
  *   SidebarIds
- * @typedef {"composer"|"agent-picker"|"agent-about"|"model-picker"|"scope"|"scope-chips"|"agent-cards"|AttachmentIds} ComposerIds
+ * @typedef {"composer"|"enter-hint"|"agent-picker"|"agent-about"|"model-picker"|"scope"|"scope-chips"|"agent-cards"|AttachmentIds} ComposerIds
  * @typedef {"connection"|"connection-banner"|"connection-text"|"connection-action"|"notice"|"announcer"|"person"
  *   |"person-name"|"sign-out"} StateIds
  * @typedef {SpecialNodes & Record<LogIds|SidebarIds|ComposerIds|StateIds, HTMLElement>} Nodes
@@ -125,6 +176,7 @@ export class View {
   /** @param {Actions} actions */
   constructor(actions) {
     this.#actions = actions;
+    translateShell();
     const named = [...document.querySelectorAll("[id]")].map((node) => [node.id, node]);
     this.#nodes = Object.fromEntries(named);
     this.reader = new Reader(this.#nodes.reader);
@@ -246,7 +298,7 @@ export class View {
    */
   showPlace(title) {
     this.#nodes.title.textContent = title;
-    document.title = `${title} · Turnwise`;
+    document.title = `${title} · ${SITE}`;
     this.#nodes.exports.hidden = true;
     this.#nodes.main.classList.add("at-place");
     this.#nodes.place.hidden = false;
@@ -278,10 +330,10 @@ export class View {
 
   /** @param {{title?: string}|null} session */
   showTitle(session) {
-    const title = session === null ? "New conversation" : titleOf(session);
+    const title = session === null ? t("newChat") : titleOf(session);
     this.#nodes.title.textContent = title;
     this.#nodes.exports.hidden = session === null;
-    document.title = session === null ? "Turnwise" : `${title} · Turnwise`;
+    document.title = session === null ? SITE : `${title} · ${SITE}`;
   }
 
   /**
@@ -403,7 +455,9 @@ export class View {
       const about = [tuning?.role, tuning?.description].filter(Boolean).join(" · ");
       const attributes = { type: "button", value: id, class: "agent-card", "aria-pressed": String(id === chosenId) };
       const words = el("span", {}, el("strong", { dir: "auto" }, name), el("span", { class: "hint", dir: "auto" }, about));
-      return el("button", { ...attributes, onclick: () => this.#actions.chooseAgent(id) }, agentIcon(id, name), words);
+      const mark = el("span", { class: "agent-mark", "aria-hidden": "true" });
+      markAgent(mark, id, name);
+      return el("button", { ...attributes, onclick: () => this.#actions.chooseAgent(id) }, mark, words);
     });
     cards.replaceChildren(...buttons);
     buttons.find(({ value }) => value === focused)?.focus();
@@ -441,7 +495,7 @@ export class View {
   #describeModel() {
     const { model } = this.#nodes;
     const about = model.selectedOptions[0]?.title ?? "";
-    model.title = about === "" ? "Model" : about;
+    model.title = about === "" ? t("model") : about;
   }
 
   // ---- composer ----
@@ -462,8 +516,8 @@ export class View {
     if (busy !== this.#busy) {
       this.#busy = busy;
       action.replaceChildren(icon(busy ? "stop" : "send"));
-      action.setAttribute("aria-label", busy ? "Stop" : "Send");
-      action.title = busy ? "Stop" : "Send (Enter)";
+      action.setAttribute("aria-label", t(busy ? "stop" : "send"));
+      action.title = busy ? t("stop") : sendTitle();
       action.classList.toggle("stop", busy);
     }
     action.disabled = stopping;
@@ -485,10 +539,16 @@ export class View {
   }
 
   #wireComposer() {
-    const { composer, message } = this.#nodes;
+    const { action, composer, message, "enter-hint": hint } = this.#nodes;
+    const showEnter = () => {
+      hint.textContent = t(enter());
+      if (!this.#busy) action.title = sendTitle();
+    };
+    showEnter();
+    addEventListener(CHOICE, showEnter);
     message.addEventListener("input", () => this.#fitComposer());
     message.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (event.key !== "Enter" || event.isComposing || !isToSend(event)) return;
       event.preventDefault();
       if (!this.#busy) this.#submit();
     });
@@ -526,7 +586,7 @@ export class View {
     if (name === "waiting") this.#countDown(performance.now() + retryInMs);
     else this.#nodes["connection-text"].textContent = banner ?? "";
     // "connecting" between two attempts neither shows nor hides the banner: it would flicker.
-    if (name === "open" && this.#connection !== "open" && !box.hidden) this.announce("Connected again.");
+    if (name === "open" && this.#connection !== "open" && !box.hidden) this.announce(t("connectedAgain"));
     if (name === "open" || name === "asleep") this.#hideBanner();
     else if (lost && box.hidden && this.#bannerTimer === null) this.#showBannerSoon();
     this.#connection = name;
@@ -535,7 +595,7 @@ export class View {
   #showBannerSoon() {
     this.#bannerTimer = setTimeout(() => {
       this.#nodes["connection-banner"].hidden = false;
-      this.announce("The connection is down.");
+      this.announce(t("down"));
     }, QUIET_BREAK_MS);
   }
 
@@ -551,7 +611,7 @@ export class View {
     clearInterval(this.#countdown);
     const show = () => {
       const left = Math.max(0, Math.ceil((due - performance.now()) / 1000));
-      const when = left === 0 ? "Trying again…" : `Trying again in ${left} s.`;
+      const when = left === 0 ? t("retrying") : t("retryIn", { seconds: left });
       this.#nodes["connection-text"].textContent = `${CONNECTIONS.waiting.banner} ${when}`;
     };
     this.#countdown = setInterval(show, 500);
@@ -564,9 +624,9 @@ export class View {
    * @param {(() => void)|null} retry
    * @param {string} label
    */
-  notify({ title, message }, retry = null, label = "Try again") {
+  notify({ title, message }, retry = null, label = t("again")) {
     const { notice } = this.#nodes;
-    const close = el("button", { type: "button", class: "quiet icon-button", "aria-label": "Close" }, icon("close"));
+    const close = el("button", { type: "button", class: "quiet icon-button", "aria-label": t("close") }, icon("close"));
     close.addEventListener("click", () => this.clearNotice());
     const again = el("button", { type: "button", class: "small" }, label);
     again.addEventListener("click", () => {
@@ -667,4 +727,16 @@ export class View {
     const waiting = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-icon]"));
     for (const node of waiting) node.prepend(icon(/** @type {IconName} */ (node.dataset.icon)));
   }
+}
+
+/**
+ * Whether the Enter key sends, rather than begins a new line: by itself or with Ctrl, as the person has chosen.
+ * @param {KeyboardEvent} event
+ */
+function isToSend({ shiftKey, ctrlKey, metaKey }) {
+  return enter() === "sends" ? !shiftKey : ctrlKey || metaKey;
+}
+
+function sendTitle() {
+  return t(enter() === "sends" ? "sendTitle" : "sendTitleCtrl");
 }

@@ -52,6 +52,7 @@ REVOKE: Final = with_events(
     """UPDATE api_key SET revoked_at = coalesce(revoked_at, now())
     WHERE id = :id AND (CAST(:owner AS text) IS NULL OR owner = :owner) RETURNING id"""
 )
+DELETE: Final = with_events("DELETE FROM api_key WHERE id = ANY(CAST(:ids AS text[])) AND owner = :owner RETURNING id")
 NOTE: Final = text(
     """UPDATE api_key k SET last_used_at = to_timestamp(used.at)
     FROM unnest(CAST(:ids AS text[]), CAST(:times AS float8[])) AS used (id, at)
@@ -106,6 +107,11 @@ class PostgresKeys:
         """End a key for good, now, and store the event; that of any owner with None. False where there is none."""
         values = {"id": key_id, "owner": owner, "audit": events_parameter(event)}
         return bool(await self._fetch("revoke_key", REVOKE, values))
+
+    async def delete(self, key_ids: Sequence[str], owner: str, events: Sequence[AuditEvent]) -> int:
+        """Delete keys of an owner, and store the events where there was one; how many there were."""
+        values = {"ids": list(key_ids), "owner": owner, "audit": events_parameter(*events)}
+        return len(await self._fetch("delete_keys", DELETE, values))
 
     async def _fetch(
         self, op: str, statement: TextClause, parameters: Mapping[str, object], *, or_none: bool = False

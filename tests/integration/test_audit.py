@@ -45,6 +45,7 @@ AUDITED: dict[str, AuditAction] = {
     "DELETE /chatbot/session/{session_id}": AuditAction.SESSION_DELETED,
     "POST /chatbot/session/{session_id}/share": AuditAction.SESSION_SHARED,
     "DELETE /chatbot/session/{session_id}/share/{share_id}": AuditAction.SESSION_UNSHARED,
+    "DELETE /chatbot/me": AuditAction.SESSION_DELETED,
     "DELETE //v1/responses/{response_id}": AuditAction.SESSION_DELETED,
     "DELETE /chatbot/upload/{attachment_id}": AuditAction.ATTACHMENT_DELETED,
     # A question is none; an answer to an agent's question is.

@@ -21,7 +21,6 @@ WITHOUT_EFFECT = [
     "scheduler",
     "security.m2m",
     "security.rebac",
-    "frontend_settings",
     "ai.agents[0].chat_options.record_audio_files",
     "ai.agents[1].metadata",
     "ai.agents[1].mcp_servers",
@@ -57,7 +56,11 @@ async def test_a_file_of_fred_s_starts_with_a_warning_for_each_key_without_effec
     assert settings.ai.restore_max_exchanges == 7
     assert settings.ai.default_language_model is not None
     assert settings.ai.default_language_model.settings.timeout.read == 45
+    assert settings.branding.name == "Ours"
     async with run_service(settings) as service:
+        told = await service.get("/config/frontend_settings")
+        assert told["properties"] == {"logoName": "ours", "siteDisplayName": "Ours"}
+        assert told["feature_flags"] == {"enableK8Features": False, "agent_editing": True}
         session_id = await service.create_session()
         async with service.compatible() as socket:
             await say(socket, session_id=session_id, agent_id="Georges", message="Hello")

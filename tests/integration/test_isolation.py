@@ -116,6 +116,8 @@ OPERATIONS: dict[str, Kind | Named] = {
     "POST /chatbot/session": Kind.OWN,
     "GET /chatbot/sessions": Kind.OWN,
     "GET /chatbot/feedback": Kind.OWN,
+    "GET /chatbot/me/export": Kind.OWN,
+    "DELETE /chatbot/me": Kind.OWN,
     "GET /metrics/chatbot/summary": Kind.OWN,
     "GET /metrics/chatbot/numerical": Kind.OWN,
     "GET /metrics/chatbot/usage": Kind.OWN,

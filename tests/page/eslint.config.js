@@ -2,6 +2,29 @@
 import js from "@eslint/js";
 import globals from "globals";
 
+const TEXT = "/[A-Za-z]{2}/";
+/** Where a text would be shown: in the children of `el`, in what names or describes a node, in what is set on one. */
+const SHOWN = [
+  ['CallExpression[callee.name="el"]', ":not(:first-child)"],
+  ["Property[key.value=/^(aria-label|title|placeholder|alt)$/]", ".value"],
+  ["Property[key.name=/^(title|placeholder|alt|message)$/]", ".value"],
+  ["AssignmentExpression[left.property.name=/^(textContent|title|placeholder)$/]", ".right"],
+  ["CallExpression[callee.property.name=/^(announce|append|prepend|replaceChildren)$/]:not([callee.object.name=/form/i])", ""],
+  ['CallExpression[callee.property.name="setAttribute"][arguments.0.value="aria-label"]', ":not(:first-child)"],
+];
+/** A text that no catalogue holds, and that would be English in every language. */
+const LITERAL_TEXT = SHOWN.flatMap(([parent, place]) => [
+  `${parent} > Literal${place}[value=${TEXT}]`,
+  `${parent} > TemplateLiteral${place} > TemplateElement[value.raw=${TEXT}]`,
+  `${parent} > ConditionalExpression${place} > Literal[value=${TEXT}]`,
+  `${parent} > LogicalExpression${place} > Literal[value=${TEXT}]`,
+]).map((selector) => ({
+  selector: `${selector}:not(CallExpression[callee.name="catalogue"] *)`,
+  message: "A text that is shown belongs into a catalogue (i18n.js), in every language.",
+}));
+/** Modules whose texts are not in catalogues yet. */
+const ENGLISH = ["ledger", "markdown", "reader", "sidebar", "sources", "steps", "turns"];
+
 export default [
   { ignores: ["agentic_backend/web/vendor/"] }, // other projects' code, as they release it
   js.configs.recommended,
@@ -68,5 +91,10 @@ export default [
       "max-params": ["error", 5],
       "max-statements": ["error", 45],
     },
+  },
+  {
+    files: ["agentic_backend/web/**/*.js"],
+    ignores: ENGLISH.map((name) => `agentic_backend/web/${name}.js`),
+    rules: { "no-restricted-syntax": ["error", ...LITERAL_TEXT] },
   },
 ];
