@@ -80,7 +80,7 @@ async def library(
 async def ask_rico(page: Page, service: RunningService, question: str = QUESTION) -> None:
     await page.goto(f"http://127.0.0.1:{service.port}/")
     await expect(page.locator("#connection")).to_have_text("Connected")
-    await page.get_by_label("Agent").select_option("Rico")
+    await page.locator("#agent").select_option("Rico")
     await page.get_by_label("Your message").fill(question)
     await page.keyboard.press("Enter")
     await expect(page.locator(".sources")).to_be_visible()
