@@ -6,7 +6,7 @@
  */
 
 import { el, icon } from "./dom.js";
-import { codeBlock } from "./markdown.js";
+import { codeBlock } from "./markdown/code.js";
 import { argumentsProblem, MISSING } from "./texts.js";
 
 /**

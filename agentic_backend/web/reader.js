@@ -10,7 +10,7 @@
 
 import { ApiError } from "./api.js";
 import { el } from "./dom.js";
-import { parse, render } from "./markdown.js";
+import { loadMarkdown } from "./markdown/view.js";
 import { placeText } from "./sources.js";
 import { errorText } from "./texts.js";
 
@@ -45,6 +45,8 @@ export class Reader {
   #state;
   #text;
   #opened = 0;
+  /** @type {typeof import("./markdown.js")|null} where it cannot be fetched, documents are shown as plain text */
+  #markdown = null;
 
   /** @param {HTMLDialogElement} dialog with the nodes that index.html gives it */
   constructor(dialog) {
@@ -84,7 +86,8 @@ export class Reader {
 
   /** @param {Place} place @param {string} claim @param {Read} read @param {number} opened */
   async #load(place, claim, read, opened) {
-    const wanted = await Promise.allSettled([read.passage?.(), read.text()]);
+    const [wanted, markdown] = await Promise.all([Promise.allSettled([read.passage?.(), read.text()]), loadMarkdown()]);
+    this.#markdown = markdown;
     const [passage, text] = [settled(wanted[0]), settled(wanted[1])];
     if (opened !== this.#opened || !this.#dialog.open) return;
     const found = passage.value ?? null;
@@ -119,13 +122,14 @@ export class Reader {
 
   /** @param {string} text @param {Span|null} span @param {{claim: string, mime?: string|null}} shown */
   #show(text, span, { claim, mime }) {
-    const plain = mime === "text/plain" || text.length > MAX_MARKDOWN_CHARS;
-    const { nodes, cited } = plain ? plainNodes(text, span) : markdownNodes(text, span);
+    const markdown = mime === "text/plain" || text.length > MAX_MARKDOWN_CHARS ? null : this.#markdown;
+    const { nodes, cited } = markdown === null ? plainNodes(text, span) : markdownNodes(markdown, text, span);
     this.#text.replaceChildren(el("div", { class: "markdown" }, nodes));
+    // A relative address means a file beside the document, which is not where this page is.
     for (const link of this.#text.querySelectorAll("a")) {
-      // A relative address means a file beside the document, which is not where this page is.
       if (link.origin === location.origin) link.replaceWith(...link.childNodes);
     }
+    for (const image of this.#text.querySelectorAll("img")) image.replaceWith(image.alt);
     for (const node of cited) node.classList.add("cited");
     const marks = claim === "" ? [] : markSentences(cited, claim);
     this.#text.scrollTop = 0;
@@ -198,8 +202,8 @@ function plainNodes(text, span) {
   return { nodes, cited: span === null ? [] : [passage] };
 }
 
-/** @param {string} text @param {Span|null} span */
-function markdownNodes(text, span) {
+/** @param {typeof import("./markdown.js")} markdown @param {string} text @param {Span|null} span */
+function markdownNodes({ parse, render }, text, span) {
   const blocks = parse(text);
   const nodes = render(blocks);
   if (span === null) return { nodes, cited: [] };

@@ -1,7 +1,7 @@
 /** The sources of an answer: their markers in the text, the list under it, and where each of them leads. */
 
 import { el, icon } from "./dom.js";
-import { safeLink } from "./markdown.js";
+import { safeLink } from "./markdown/links.js";
 
 /**
  * @typedef {object} Place a place in a document

@@ -12,7 +12,7 @@ import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
 import { renderLedger, summarise } from "./ledger.js";
-import { MarkdownStream } from "./markdown.js";
+import { MarkdownView } from "./markdown/view.js";
 import { citationButton, SourceList } from "./sources.js";
 import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
@@ -310,7 +310,7 @@ class AnswerItem {
       const source = this.#sources[number - 1];
       return source === undefined ? null : citationButton(number, source, openSource);
     };
-    this.#stream = new MarkdownStream(body, cite);
+    this.#stream = new MarkdownView(body, cite);
     this.node = el("div", { class: "item" }, body, this.#extras);
   }
 
