@@ -12,7 +12,7 @@ import { copyButton, el, icon } from "./dom.js";
 import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
 import { renderLedger, summarise } from "./ledger.js";
-import { MarkdownView } from "./markdown/view.js";
+import { loadMarkdown, MarkdownView } from "./markdown/view.js";
 import { citationButton, SourceList } from "./sources.js";
 import { CallItem, DecisionItem, dots, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
 import { errorText, warningText } from "./texts.js";
@@ -66,6 +66,7 @@ export class TurnView {
     this.answer = el("div", { class: "answer" }, this.#steps, this.#state, this.#sources.node);
     this.node = el("article", { class: "turn", "aria-label": "Question and answer" }, this.answer, this.#end);
     if (turn.question !== null) this.node.prepend(el("div", { class: "question" }, turn.question));
+    loadMarkdown(); // while the answer is waited for
     this.update();
   }
 

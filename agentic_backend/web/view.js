@@ -576,6 +576,10 @@ export class View {
       button.hidden = this.#following;
     });
     button.addEventListener("click", () => this.#toEnd());
+    // What understands Markdown, and formulas, may come after the text.
+    log.addEventListener("grown", () => {
+      if (this.#following) this.#follow();
+    });
   }
 
   /** To the end; of what the agent asks there to its beginning, where it is higher than the log. */

@@ -30,7 +30,8 @@ IMAGES = (
     "![The icon](/web/icon.svg) ![out](https://evil.example/i.png) ![api](/agentic/v1/agents) "
     "![near](icon.svg) ![query](/web/icon.svg?q=secret) [![linked](https://evil.example/j.png)](https://x.example/)"
 )
-BOTH_WAYS = "Left to right.\n\nשלום לכם\n\n- مرحبا\n- b\n\n| שלום | b |\n|---|---|\n| c | d |"
+HEBREW, ARABIC = "\u05e9\u05dc\u05d5\u05dd", "\u0645\u0631\u062d\u0628\u0627"
+BOTH_WAYS = f"Left to right.\n\n{HEBREW}\n\n- {ARABIC}\n- b\n\n| {HEBREW} | b |\n|---|---|\n| c | d |"
 WATCH = """() => {
   window.violations = [];
   addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
@@ -40,7 +41,9 @@ WATCH = """() => {
 
 
 @asynccontextmanager
-async def answered(page: Page, start_service: StartService, text: str, *, held: bool = False) -> AsyncIterator[HeldModel]:
+async def answered(
+    page: Page, start_service: StartService, text: str, *, held: bool = False
+) -> AsyncIterator[HeldModel]:
     """The page with an answer of this text; `held`: the answer is still being written. Nothing may break its policy."""
     await page.add_init_script(f"({WATCH})()")
     async with held_model(f"{text}\n\n") as model, start_service(ai=model.ai) as service:
@@ -125,8 +128,9 @@ async def test_each_block_has_the_direction_of_its_text(page: Page, start_servic
     async with answered(page, start_service, BOTH_WAYS):
         directions: dict[str, Any] = await page.locator(".answer .markdown").evaluate(
             """(answer) => {
-              const of = (selector) => [...answer.querySelectorAll(selector)].map((node) => getComputedStyle(node).direction);
-              return { p: of("p").slice(0, 2), li: of("li"), th: of("th") };
+              const direction = (node) => getComputedStyle(node).direction;
+              const all = (selector) => [...answer.querySelectorAll(selector)].map(direction);
+              return { p: all("p").slice(0, 2), li: all("li"), th: all("th") };
             }"""
         )
         assert directions == {"p": ["ltr", "rtl"], "li": ["rtl", "rtl"], "th": ["rtl", "ltr"]}
@@ -155,7 +159,9 @@ async def test_a_page_that_only_opens_fetches_nothing_that_it_does_not_need(
         session = await page.context.new_cdp_session(page)
         await session.send("Network.enable")
         urls: dict[str, str] = {}
-        session.on("Network.requestWillBeSent", lambda event: urls.update({event["requestId"]: event["request"]["url"]}))
+        session.on(
+            "Network.requestWillBeSent", lambda event: urls.update({event["requestId"]: event["request"]["url"]})
+        )
         session.on(
             "Network.loadingFinished",
             lambda event: sizes.update({urls[event["requestId"]]: int(event["encodedDataLength"])}),

@@ -141,11 +141,11 @@ UNDERSTOOD = {
         "$5/month or US$</p>"
     ),
     "\\(a_1*b*\\) \\[x^2\\] $$c$$ d": (
-        '<p><span class="maths">\\(a_1*b*\\)</span> <span class="maths maths-display">\\[x^2\\]</span> '
-        '<span class="maths maths-display">$$c$$</span> d</p>'
+        '<p><span class="maths">\\(a_1*b*\\)</span> <span class="maths maths-display" tabindex="0">\\[x^2\\]</span> '
+        '<span class="maths maths-display" tabindex="0">$$c$$</span> d</p>'
     ),
     "a\n$$\nx\n- y\n$$\nb": (
-        '<p>a</p><p class="formula"><span class="maths maths-display">$$x\n- y$$</span></p><p>b</p>'
+        '<p>a</p><p class="formula"><span class="maths maths-display" tabindex="0">$$x\n- y$$</span></p><p>b</p>'
     ),
     "$$\nx\n# y\n\nb": '<p class="plain">$$\nx\n# y</p><p>b</p>',
     "a [1] and [2][3] b": "<p>a [1] and [2][3] b</p>",
@@ -186,7 +186,7 @@ ALLOWED = {
     *("p", "h3", "h4", "h5", "h6", "hr", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td"),
     *("div", "figure", "figcaption", "pre", "code", "em", "strong", "del", "br", "span", "input", "a"),
     *("p dir", "h3 dir", "h4 dir", "h5 dir", "h6 dir", "ul dir", "ol dir", "th dir", "td dir", "p class"),
-    *("div data-note", "span data-marker", "sup"),
+    *("div data-note", "span data-marker", "span tabindex", "sup"),
     *("button", "button type", "button class", "button aria-label", "button title"),
     *("svg", "svg viewBox", "svg class", "svg aria-hidden", "path", "path d"),
     *("figure class", "pre tabindex", "span class", "span title", "ol start", "li class"),

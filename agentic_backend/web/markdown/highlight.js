@@ -4,6 +4,7 @@
  */
 
 import { el } from "../dom.js";
+import { whenIdle } from "./idle.js";
 
 /**
  * @typedef {{scope?: string, children: (string|Scope)[]}} Scope what highlight.js finds: a part of the text, of one kind
@@ -11,9 +12,12 @@ import { el } from "../dom.js";
  *   registerLanguage: (name: string, grammar: unknown) => void, getLanguage: (name: string) => unknown}} Highlighter
  */
 
-/** What takes longer stays plain: a few grammars are slow on texts, and on lines, that nobody has written. */
+/** What is longer stays plain. */
 const MAX_CHARS = 50 * 1024;
-const MAX_LINE_CHARS = 2000;
+const MAX_LINE_CHARS = 1000;
+/** How much is coloured at first, and for how long that and each double of it may take. */
+const FIRST_CHARS = 1024;
+const SLOW_MS = 50;
 const VENDOR = "/web/vendor/highlight";
 
 /** The languages that are served, by the names that people give them. @type {Record<string, string>} */
@@ -49,13 +53,25 @@ export function colour(node, name) {
   whenIdle(async () => {
     if (!node.isConnected) return;
     const highlighter = await withLanguage(language);
-    if (highlighter === null) return;
-    whenIdle(() => {
-      const only = node.childNodes.length === 1 && node.firstChild instanceof Text;
-      if (!node.isConnected || !only || node.textContent !== code) return;
-      const { _emitter: found } = highlighter.highlight(code, { language, ignoreIllegals: true });
-      node.replaceChildren(...nodesOf(found.rootNode));
-    });
+    if (highlighter !== null) tryOut({ node, code, language, highlighter }, FIRST_CHARS);
+  });
+}
+
+/**
+ * Colours the code when its beginning took little time, and the double of that, and so on: some grammars take seconds for
+ * texts that nobody has written, and cannot be interrupted.
+ * @param {{node: HTMLElement, code: string, language: string, highlighter: Highlighter}} work
+ * @param {number} chars of its beginning
+ */
+function tryOut(work, chars) {
+  const { node, code, language, highlighter } = work;
+  whenIdle(() => {
+    const only = node.childNodes.length === 1 && node.firstChild instanceof Text;
+    if (!node.isConnected || !only || node.textContent !== code) return;
+    const start = performance.now();
+    const { _emitter: found } = highlighter.highlight(code.slice(0, chars), { language, ignoreIllegals: true });
+    if (chars >= code.length) node.replaceChildren(...nodesOf(found.rootNode));
+    else if (performance.now() - start < SLOW_MS) tryOut(work, 2 * chars);
   });
 }
 
@@ -74,12 +90,6 @@ function longestLine(code) {
     longest = Math.max(longest, (to === -1 ? code.length : to) - from);
   }
   return longest;
-}
-
-/** @param {() => void} work */
-function whenIdle(work) {
-  if (typeof requestIdleCallback === "function") requestIdleCallback(work, { timeout: 1000 });
-  else setTimeout(work, 50);
 }
 
 /**

@@ -5,20 +5,28 @@
  */
 
 import { el } from "../dom.js";
+import { whenIdle } from "./idle.js";
 
 /**
  * @typedef {{type?: string, text?: string, attributes?: Record<string, unknown>, classes?: string[],
  *   style?: Record<string, unknown>, children?: Tree[]}} Tree
+ * @typedef {{node: HTMLElement, source: string, display: boolean}} Waiting
  * @typedef {{__renderToMathMLTree: (source: string, options: object) => Tree}} Engine
  */
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-const MAX_CHARS = 4000;
+/** A text, so that the types of the module are not those of its whole source. */
+const ENGINE = "/web/vendor/temml/temml.mjs";
+const MAX_CHARS = 1500;
 const MAX_NODES = 4000;
+const SLICE_MS = 8;
 const MAX_DEPTH = 60;
 const MAX_KEPT = 300;
 /** Without `trust`, what leads elsewhere is refused; sizes are bounded in em and points, macros by their number. */
 const LIMITS = { throwOnError: true, trust: false, strict: false, maxSize: [20, 200], maxExpand: 200 };
+
+/** A few macros of one's own can become a text of any length; answers have no use for them. */
+const DEFINES = /\\(?:[gex]?def|let|futurelet|global|long|(?:new|renew|provide)command|DeclareMathOperator)(?![a-z])/i;
 
 const ELEMENTS = new Set([
   ...["math", "maction", "menclose", "merror", "mfrac", "mi", "mmultiscripts", "mn", "mo", "mover", "mpadded", "mphantom"],
@@ -41,6 +49,8 @@ const CLASS = /^[a-z][a-z0-9-]{0,30}$/;
 let engine = null;
 /** @type {Promise<void>|null} */
 let loading = null;
+/** @type {Waiting[]} */
+const waiting = [];
 /** @type {Map<string, Element|null>} what formulas became, for the next time; null: a mistake */
 const kept = new Map();
 
@@ -51,20 +61,52 @@ const kept = new Map();
  * @param {boolean} display on a line of its own
  */
 export function formula(source, written, display) {
-  const node = el("span", { class: display ? "maths maths-display" : "maths" }, written);
-  if (source.length > MAX_CHARS) return node;
-  if (engine !== null) draw(engine, node, source, display);
-  else {
-    load().then(() => {
-      if (engine === null) return;
-      draw(engine, node, source, display);
-      node.dispatchEvent(new CustomEvent("grown", { bubbles: true }));
-    });
-  }
+  const node = el("span", { class: display ? "maths maths-display" : "maths", tabindex: display ? "0" : null }, written);
+  const refused = source.length > MAX_CHARS || DEFINES.test(source);
+  const drawn = refused ? null : kept.get(keyOf(source, display));
+  if (drawn !== undefined) put(node, drawn);
+  else wait({ node, source, display });
   return node;
 }
 
-/** Fetches the engine; where that fails, formulas stay as they are written, and the next one tries again. */
+/** @param {string} source @param {boolean} display */
+function keyOf(source, display) {
+  return `${display} ${source}`;
+}
+
+/** @param {HTMLElement} node @param {Element|null} drawn */
+function put(node, drawn) {
+  if (drawn === null) node.classList.add("maths-mistake");
+  else node.replaceChildren(drawn.cloneNode(true));
+}
+
+/** Formulas are drawn between other work, a few at a time: one may take long. @param {Waiting} one */
+function wait(one) {
+  waiting.push(one);
+  if (waiting.length === 1) load().then(() => whenIdle(drawSome));
+}
+
+function drawSome() {
+  const until = performance.now() + SLICE_MS;
+  /** @type {Set<Element>} */
+  const grown = new Set();
+  while (waiting.length > 0 && performance.now() < until) {
+    const one = /** @type {Waiting} */ (waiting.pop()); // what was written last is what is looked at
+    if (engine === null || !one.node.isConnected) continue;
+    const key = keyOf(one.source, one.display);
+    if (!kept.has(key)) {
+      if (kept.size >= MAX_KEPT) kept.clear();
+      kept.set(key, drawnBy(engine, one.source, one.display));
+    }
+    put(one.node, kept.get(key) ?? null);
+    const text = one.node.parentElement;
+    if (text !== null) grown.add(text);
+  }
+  for (const text of grown) text.dispatchEvent(new CustomEvent("grown", { bubbles: true }));
+  if (waiting.length > 0) whenIdle(drawSome);
+}
+
+/** Fetches the engine; where that fails, formulas stay as they are written, and a later one tries again. */
 function load() {
   loading ??= import(ENGINE).then(
     (module) => {
@@ -77,22 +119,6 @@ function load() {
   return loading;
 }
 
-/** A text, so that the types of the module are not those of its whole source. */
-const ENGINE = "/web/vendor/temml/temml.mjs";
-
-/** @param {Engine} by @param {HTMLElement} node @param {string} source @param {boolean} display */
-function draw(by, node, source, display) {
-  const key = `${display}${source}`;
-  let drawn = kept.get(key);
-  if (drawn === undefined) {
-    drawn = drawnBy(by, source, display);
-    if (kept.size >= MAX_KEPT) kept.clear();
-    kept.set(key, drawn);
-  }
-  if (drawn === null) node.classList.add("maths-mistake");
-  else node.replaceChildren(drawn.cloneNode(true));
-}
-
 /**
  * The formula's element, or null where it has a mistake or is too large.
  * @param {Engine} by
@@ -101,12 +127,8 @@ function draw(by, node, source, display) {
  */
 function drawnBy(by, source, display) {
   try {
-    const tree = by.__renderToMathMLTree(source, { ...LIMITS, displayMode: display });
-    const left = { nodes: MAX_NODES };
-    const made = build(tree, left, 0);
-    if (!(made instanceof Element)) return null;
-    made.setAttribute("aria-label", source);
-    return made;
+    const made = build(by.__renderToMathMLTree(source, { ...LIMITS, displayMode: display }), { nodes: MAX_NODES }, 0);
+    return made instanceof Element ? made : null;
   } catch {
     return null; // whatever its parser stumbled over, the source says more than its message
   }
