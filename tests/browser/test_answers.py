@@ -13,7 +13,9 @@ from tests.support.service import StartService
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
-CODE = "```py\ndef half(x):\n    return x / 2  # <b>not</b> more\n```\n\n```nonsense\nif x\n```\n\n```python\n# still open\n"
+CODE = (
+    "```py\ndef half(x):\n    return x / 2  # <b>not</b> more\n```\n\n```nonsense\nif x\n```\n\n```py\n# still open\n"
+)
 FORMULAS = r"""It costs $5 and $10. Inline $\frac{a}{b} < \sqrt{x^2}$ and \(\alpha\).
 
 $$
