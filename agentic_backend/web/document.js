@@ -3,6 +3,7 @@
 /**
  * @import { Passage } from "./api.js"
  * @import { Block } from "./markdown.js"
+ * @import { Token } from "/web/vendor/markdown-it/markdown-it.min.js"
  */
 
 import { el } from "./dom.js";
@@ -134,7 +135,7 @@ function plainNodes(text, span) {
 function markdownNodes(text, span, linkTo) {
   const blocks = parse(text);
   setAside(blocks);
-  orderHeadings(blocks, []);
+  orderHeadings(blocks);
   const nodes = render(blocks);
   const whole = el("div", {}, nodes);
   putLinks(whole, linkTo);
@@ -151,19 +152,28 @@ function markdownNodes(text, span, linkTo) {
 }
 
 /**
- * Keeps relative addresses from being read as addresses of this page: they mean files beside the document.
- * @param {unknown} part blocks, or whatever stands in them
+ * All tokens of blocks, those within others too.
+ * @param {{tokens: Token[]}[]} blocks
+ * @returns {Generator<Token>}
  */
-function setAside(part) {
-  if (Array.isArray(part)) {
-    for (const one of part) setAside(one);
-  } else if (typeof part === "object" && part !== null) {
-    const node = /** @type {Record<string, unknown>} */ (part);
-    const { type, href } = node;
-    if ((type === "link" || type === "image") && typeof href === "string" && isRelative(href)) {
-      node.href = `${SET_ASIDE}${type}?${encodeURIComponent(href.replace(/\p{Surrogate}/gu, ""))}`;
-    }
-    for (const inner of ["children", "items", "header", "rows"]) setAside(node[inner]);
+function* tokensIn(blocks) {
+  for (const token of blocks.flatMap(({ tokens }) => tokens)) {
+    yield token;
+    if (token.children !== null) yield* tokensIn([{ tokens: token.children }]);
+  }
+}
+
+/**
+ * Keeps relative addresses from being read as addresses of this page: they mean files beside the document.
+ * @param {Block[]} blocks
+ */
+function setAside(blocks) {
+  for (const token of tokensIn(blocks)) {
+    const kind = token.type === "image" ? "image" : "link";
+    const name = kind === "image" ? "src" : "href";
+    const address = token.type === "image" || token.type === "link_open" ? token.attrGet(name) : null;
+    if (address === null || !isRelative(address)) continue;
+    token.attrSet(name, `${SET_ASIDE}${kind}?${encodeURIComponent(decoded(address).replace(/\p{Surrogate}/gu, ""))}`);
   }
 }
 
@@ -174,6 +184,7 @@ function isRelative(address) {
 
 /** @param {Element} whole @param {LinkTo} linkTo */
 function putLinks(whole, linkTo) {
+  for (const image of whole.querySelectorAll("img")) image.replaceWith(deadLink([image.alt], t("noImages")));
   for (const link of whole.querySelectorAll("a")) {
     if (!link.href.startsWith(SET_ASIDE)) continue;
     const { pathname, search } = new URL(link.href);
@@ -184,7 +195,7 @@ function putLinks(whole, linkTo) {
 
 /**
  * What a link says, where it leads nowhere, with the reason.
- * @param {Node[]} label
+ * @param {(Node|string)[]} label
  * @param {string} reason
  */
 export function deadLink(label, reason) {
@@ -194,18 +205,18 @@ export function deadLink(label, reason) {
 /**
  * A document may leave out levels of headings, which those who find their way by them would miss.
  * @param {Block[]} blocks
- * @param {number[]} above levels of the headings that the next one stands under
  */
-function orderHeadings(blocks, above) {
-  for (const block of blocks) {
-    if (block.type === "heading") {
-      while ((above.at(-1) ?? 0) >= block.level) above.pop();
-      above.push(block.level);
-      block.level = above.length;
-    } else if (block.type === "quote") {
-      orderHeadings(block.children, above);
-    } else if (block.type === "list") {
-      for (const { children } of block.items) orderHeadings(children, above);
+function orderHeadings(blocks) {
+  /** @type {number[]} levels of the headings that the next one stands under */
+  const above = [];
+  for (const token of tokensIn(blocks)) {
+    if (token.type === "heading_open") {
+      const level = Number(token.tag.slice(1));
+      while ((above.at(-1) ?? 0) >= level) above.pop();
+      above.push(level);
+      token.tag = `h${above.length}`;
+    } else if (token.type === "heading_close") {
+      token.tag = `h${above.length}`;
     }
   }
 }

@@ -7,7 +7,7 @@
 
 import { el, icon } from "./dom.js";
 import { catalogue } from "./i18n.js";
-import { codeBlock } from "./markdown.js";
+import { codeBlock } from "./markdown/code.js";
 import { argumentsProblem, MISSING } from "./texts.js";
 
 /**

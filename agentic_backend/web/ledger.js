@@ -323,7 +323,7 @@ function renderTable(summary, measured) {
   }
   const head = [t("phase"), t("start"), t("duration"), t("share")].map((name) => el("th", { scope: "col" }, name));
   const body = [el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows), el("tfoot", {}, ...foot)];
-  const region = { class: "ledger-table", tabindex: "0", role: "region", "aria-label": t("phases") };
+  const region = { class: "ledger-table", tabindex: "0", role: "group", "aria-label": t("phases") };
   return el("div", region, el("table", {}, ...body));
 }
 

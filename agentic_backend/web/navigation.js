@@ -33,7 +33,7 @@ export class Navigation {
 
   /** @param {Passage & {claim?: string}} place */
   openDocument(place) {
-    return this.#app.view.reader.open(place, this.#app.api);
+    return this.#app.guarded(async () => (await this.#app.view.reader()).open(place, this.#app.api));
   }
 
   /** The page under the address of a citation: the document opens over a new conversation, which is what it leaves. */

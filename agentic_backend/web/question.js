@@ -124,7 +124,10 @@ export class QuestionView {
     };
     field.addEventListener("input", grow);
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#endEditing();
+      if (event.key === "Escape") {
+        event.preventDefault(); // a document that is open stays so
+        this.#endEditing();
+      }
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       form.requestSubmit();

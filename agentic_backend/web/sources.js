@@ -2,7 +2,7 @@
 
 import { el, icon } from "./dom.js";
 import { catalogue } from "./i18n.js";
-import { safeLink } from "./markdown.js";
+import { safeLink } from "./markdown/links.js";
 import { sentencesIn, wordsIn } from "./sentences.js";
 
 const t = catalogue({

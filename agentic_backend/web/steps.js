@@ -7,7 +7,9 @@
 import { el, icon } from "./dom.js";
 import { duration, fullMoment, moment, wholeSeconds } from "./format.js";
 import { catalogue } from "./i18n.js";
-import { codeBlock, MarkdownStream, safeLink } from "./markdown.js";
+import { codeBlock } from "./markdown/code.js";
+import { safeLink } from "./markdown/links.js";
+import { MarkdownView } from "./markdown/view.js";
 import { decisionText } from "./texts.js";
 
 /**
@@ -187,8 +189,8 @@ export class ThinkingItem {
   #title = el("span", { class: "step-title" });
   #dots = dots();
   #text = el("div", { class: "markdown" });
-  #stream = new MarkdownStream(this.#text);
-  #body = el("div", { class: "thinking", tabindex: "0", role: "region", "aria-label": t("reasoning") }, this.#text);
+  #stream = new MarkdownView(this.#text);
+  #body = el("div", { class: "thinking", tabindex: "0", role: "group", "aria-label": t("reasoning") }, this.#text);
   #summary = el("summary", {}, icon("thought"), this.#title, this.#dots);
   #details = el("details", { class: "step step-thinking" }, this.#summary, this.#body);
   /** Of which nothing but the time is known. */

@@ -16,7 +16,7 @@ import { duration, fullMoment, moment } from "./format.js";
 import { humanCard } from "./hitl.js";
 import { catalogue } from "./i18n.js";
 import { renderLedger, summarise } from "./ledger.js";
-import { MarkdownStream } from "./markdown.js";
+import { loadMarkdown, MarkdownView } from "./markdown/view.js";
 import { OpinionBar } from "./opinion.js";
 import { noteTime } from "./pace.js";
 import { QuestionView } from "./question.js";
@@ -111,6 +111,7 @@ export class TurnView {
       this.node.prepend(this.#asked.node);
     }
     this.node.prepend(el("h2", { class: "visually-hidden" }, t("turn")));
+    loadMarkdown(); // while the answer is waited for
     this.update();
   }
 
@@ -345,7 +346,7 @@ export class AnswerItem {
       const source = this.#sources[number - 1];
       return source === undefined ? null : citationButton(number, source, openSource);
     };
-    this.#stream = new MarkdownStream(body, cite);
+    this.#stream = new MarkdownView(body, cite);
     this.node = el("div", { class: "item" }, body, this.#extras);
   }
 

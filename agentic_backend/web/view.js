@@ -8,15 +8,16 @@
  * @import { ListState } from "./sidebar.js"
  * @import { ConnectionState, Turn } from "./protocol.js"
  * @import { Place } from "./places.js"
+ * @import { Reader } from "./reader.js"
  * @import { Words } from "./texts.js"
  * @import { TurnActions } from "./turns.js"
  */
 
+import { ApiError } from "./api.js";
 import { AttachmentBar } from "./attachments.js";
 import { CHOICE, enter } from "./choices.js";
 import { el, icon, markAgent } from "./dom.js";
 import { catalogue } from "./i18n.js";
-import { Reader } from "./reader.js";
 import { shareButton } from "./share/button.js";
 import { translateShell } from "./shell.js";
 import { Sidebar, titleOf } from "./sidebar.js";
@@ -168,6 +169,8 @@ export class View {
   #searchTimer;
   /** What was done last and can be undone. */
   undo = new UndoNotice();
+  /** @type {Reader|null} */
+  #reader = null;
   #following = true;
   /** @type {boolean|null} */
   #busy = null;
@@ -179,7 +182,6 @@ export class View {
     translateShell();
     const named = [...document.querySelectorAll("[id]")].map((node) => [node.id, node]);
     this.#nodes = Object.fromEntries(named);
-    this.reader = new Reader(this.#nodes.reader);
     this.#sidebar = new Sidebar(this.#nodes.sessions, {
       rename: ({ id }, title) => this.#actions.renameSession(id, title),
       pin: ({ id }, pinned) => this.#actions.pinSession(id, pinned),
@@ -269,6 +271,21 @@ export class View {
     this.closeDrawer();
     this.#follow();
     requestAnimationFrame(() => this.#nodes.log.removeAttribute("aria-busy"));
+  }
+
+  // ---- documents ----
+
+  /**
+   * The panel of documents, which is fetched with the first of them. Rejects with ApiError where it cannot be.
+   * @returns {Promise<Reader>}
+   */
+  async reader() {
+    if (this.#reader !== null) return this.#reader;
+    const module = await import("./reader.js").catch((error) => {
+      throw error instanceof TypeError ? new ApiError("unreachable") : error;
+    });
+    this.#reader ??= new module.Reader(this.#nodes.reader);
+    return this.#reader;
   }
 
   // ---- places ----
@@ -706,6 +723,10 @@ export class View {
       button.hidden = this.#following;
     });
     button.addEventListener("click", () => this.#toEnd());
+    // What understands Markdown, and formulas, may come after the text.
+    log.addEventListener("grown", () => {
+      if (this.#following) this.#follow();
+    });
   }
 
   /** To the end; of what the agent asks there to its beginning, where it is higher than the log. */

@@ -16,7 +16,8 @@ RENDER = """async (text) => {
   const box = document.createElement("div");
   fill(box, render(parse(text)));
   for (const code of box.querySelectorAll("figcaption")) code.remove();
-  for (const link of box.querySelectorAll("a")) {
+  for (const block of box.querySelectorAll("[dir=auto]")) block.removeAttribute("dir");
+  for (const link of box.querySelectorAll("a, button")) {
     for (const name of ["title", "target", "rel", "referrerpolicy"]) link.removeAttribute(name);
   }
   return box.innerHTML;
@@ -89,7 +90,8 @@ UNDERSTOOD = {
     ),
     "1. a\n2. b": "<ol><li>a</li><li>b</li></ol>",
     "3) a\n4) b": '<ol start="3"><li>a</li><li>b</li></ol>',
-    "1. a\n  - b\n2. c": "<ol><li>a<ul><li>b</li></ul></li><li>c</li></ol>",
+    "1. a\n   - b\n2. c": "<ol><li>a<ul><li>b</li></ul></li><li>c</li></ol>",
+    "1. a\n  - b\n2. c": '<ol><li>a</li></ol><ul><li>b</li></ul><ol start="2"><li>c</li></ol>',
     "- a\n\n- b": "<ul><li><p>a</p></li><li><p>b</p></li></ul>",
     "text\n- a": "<p>text</p><ul><li>a</li></ul>",
     "in\n1986. it": "<p>in\n1986. it</p>",
@@ -111,7 +113,7 @@ UNDERSTOOD = {
         '<p>See:</p><div class="table" tabindex="0" role="group" aria-label="Table"><table><thead><tr>'
         '<th class="align-center" scope="col">a</th><th class="align-right" scope="col">b</th></tr></thead><tbody>'
         '<tr><td class="align-center">1</td><td class="align-right">x | y</td></tr>'
-        '<tr><td class="align-center">2</td></tr></tbody></table></div><p>after</p>'
+        '<tr><td class="align-center">2</td><td class="align-right"></td></tr></tbody></table></div><p>after</p>'
     ),
     "a | b\nno table": "<p>a | b\nno table</p>",
     '[a *b*](https://x.example/p_(q) "t")': '<p><a href="https://x.example/p_(q)">a <em>b</em></a></p>',
@@ -125,8 +127,29 @@ UNDERSTOOD = {
         '<p>[a <a href="https://x.example/">b</a> c](<a href="https://y.example/">https://y.example/</a>)</p>'
     ),
     "![alt *x*](https://x.example/i.png)": '<p><a href="https://x.example/i.png">Image: alt x</a></p>',
+    # Footnotes: a marker without a text stays what it is, and so does a text within another.
+    "a[^n] [^0-9]\n\n[^n]: b *c*\n    d\n\n    - e\n\nf": (
+        '<p>a<span class="note-marker" data-marker="n"><sup><button type="button" aria-label="Footnote n">n</button>'
+        '</sup></span> <span class="note-marker" data-marker="0-9">[^0-9]</span></p>'
+        '<div class="footnote" role="note" tabindex="-1" aria-label="Footnote n" data-note="n">'
+        '<span class="note-label">n</span><div class="note-text"><p>b <em>c</em>\nd</p><ul><li>e</li></ul></div>'
+        '<button type="button" class="quiet small" aria-label="Back to the text">↩</button></div><p>f</p>'
+    ),
+    # Maths, drawn later; prices, variables and escaped brackets are none.
+    "$x$ $5 and $10, $HOME/$USER, US$5-$6 a$b$ \\$x$ `$y$` \\[1\\] $5/month or US$": (
+        '<p><span class="maths">$x$</span> $5 and $10, $HOME/$USER, US$5-$6 a$b$ $x$ <code>$y$</code> [1] '
+        "$5/month or US$</p>"
+    ),
+    "\\(a_1*b*\\) \\[x^2\\] $$c$$ d": (
+        '<p><span class="maths">\\(a_1*b*\\)</span> <span class="maths maths-display" tabindex="0">\\[x^2\\]</span> '
+        '<span class="maths maths-display" tabindex="0">$$c$$</span> d</p>'
+    ),
+    "a\n$$\nx\n- y\n$$\nb": (
+        '<p>a</p><p class="formula"><span class="maths maths-display" tabindex="0">$$x\n- y$$</span></p><p>b</p>'
+    ),
+    "$$\nx\n# y\n\nb": '<p class="plain">$$\nx\n# y</p><p>b</p>',
     "a [1] and [2][3] b": "<p>a [1] and [2][3] b</p>",
-    "&lt;b&gt; &amp;amp; &copy; &#65; &#x42; &#0;": "<p>&lt;b&gt; &amp;amp; &amp;copy; A B \ufffd</p>",
+    "&lt;b&gt; &amp;amp; &copy; &#65; &#x42; &#0;": "<p>&lt;b&gt; &amp;amp; © A B \ufffd</p>",
 }
 
 HOSTILE = [
@@ -153,12 +176,17 @@ HOSTILE = [
     "![x](/agentic/v1/agents?by-image)",
     "[x]: javascript:alert(1)\n[x] [x][x]",
     "\u202e[txt.exe](https://x.example/) \x00\x01\ufeff\ud83d\ude00",
+    "$\\href{javascript:alert(1)}{x}$ $\\includegraphics{https://evil.example/x.png}$ $\\class{x}{y}$ $$<img src=x>$$",
+    "$\\html@mathml{<b>}{x}$ \\(\\style{background:url(//evil.example)}{x}\\) $\\color{url(//evil.example)}x$",
+    "[^<b>x</b>] [^x]\n\n[^x]: <img src=x onerror=alert(1)> [^x]\n[^<b>x</b>]: [y](javascript:alert(1))",
     "__proto__ [__proto__](constructor) &constructor; &hasOwnProperty;",
 ]
 
 ALLOWED = {
     *("p", "h3", "h4", "h5", "h6", "hr", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td"),
     *("div", "figure", "figcaption", "pre", "code", "em", "strong", "del", "br", "span", "input", "a"),
+    *("p dir", "h3 dir", "h4 dir", "h5 dir", "h6 dir", "ul dir", "ol dir", "th dir", "td dir", "p class"),
+    *("div data-note", "span data-marker", "span tabindex", "sup"),
     *("button", "button type", "button class", "button aria-label", "button title"),
     *("svg", "svg viewBox", "svg class", "svg aria-hidden", "path", "path d"),
     *("figure class", "pre tabindex", "span class", "span title", "ol start", "li class"),
@@ -232,6 +260,24 @@ HUGE_TEXTS = [
     "<b>" * N,
     "h" * N,
     "a\n" * N,
+    "$a " * N,
+    "$$a " * N,
+    "$a$b" * N,
+    "\\(" * N,
+    "\\[^" * N,
+    "$$\n" * N,
+    "$$\n\n" * N,
+    "$\\" * N,
+    "[^a]" * N,
+    "[^a]: " * N,
+    "[^a]: b\n" * (N // 8),
+    "[^a]\n\n" * (N // 8) + "[^a]: b",
+    "http:" * N,
+    "https://" * N,
+    "a:" * N,
+    "`a " * N,
+    "- a\n\n" * (N // 8),
+    "> a\n" * (N // 4) + "b\n" * (N // 4),
 ]
 
 

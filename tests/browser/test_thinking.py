@@ -52,7 +52,7 @@ async def test_reasoning_is_one_line_with_its_seconds_that_opens_and_follows(pag
     await page.clock.run_for(3_000)
     await expect(summary).to_have_text("Thinking… 3 s")
     await hear(told.say("thought", text="at *both* lists.\n\n" + "Line.\n\n" * 60))
-    region = thinking.get_by_role("region", name="Reasoning")
+    region = thinking.get_by_role("group", name="Reasoning")
     await expect(region).to_be_hidden()
     await summary.press("Enter")
     await expect(region).to_contain_text("First I look at both lists.")
@@ -91,7 +91,7 @@ async def test_reasoning_before_and_after_a_call_stands_where_it_was(page, fake)
     # The messages of this end do not hold the call; what was heard of the reasoning stays, in its order.
     await expect(page.locator(".step-thinking")).to_have_count(2)
     await page.locator(".step-thinking summary").last.click()
-    await expect(page.get_by_role("region", name="Reasoning")).to_have_text("That is cheap.")
+    await expect(page.get_by_role("group", name="Reasoning")).to_have_text("That is cheap.")
 
 
 async def test_stored_reasoning_takes_the_place_of_what_was_heard(page, fake):
@@ -104,7 +104,7 @@ async def test_stored_reasoning_takes_the_place_of_what_was_heard(page, fake):
     kept["metadata"] = {"extras": {"reasoning": True, "thinking_ms": 4_200}}
     await told.say("message", message=kept)
     await expect(page.locator(".step-thinking summary")).to_have_text("Thought for 4 s")
-    await expect(page.get_by_role("region", name="Reasoning")).to_have_text("I need the list.")
+    await expect(page.get_by_role("group", name="Reasoning")).to_have_text("I need the list.")
     await told.delta("Here.", rank=2)
     await expect(page.locator(".item .markdown")).to_have_text("Here.")
     await expect(page.locator(".step")).to_have_count(1)
@@ -123,7 +123,7 @@ async def test_history_shows_stored_reasoning_folded_or_its_seconds_alone(page, 
     titles = page.locator(".step-thinking summary")
     await expect(titles).to_have_text(["Thought for 1 min 0 s", "Thought for 5 s"])
     await titles.first.click()
-    await expect(page.get_by_role("region", name="Reasoning")).to_have_text("Let me see.")
+    await expect(page.get_by_role("group", name="Reasoning")).to_have_text("Let me see.")
     await page.get_by_role("link", name="Without").click()
     await expect(page.locator(".step")).to_have_text(["Thought for < 1 s"])
     await expect(page.locator(".step summary")).to_have_count(0)
@@ -140,7 +140,7 @@ async def test_reasoning_that_a_reload_or_a_break_cut_goes_on(page, fake):
     assert await told.resumed(await fake.peer()) == 3
     await told.say("thought", text="two.")
     await page.locator(".step-thinking summary").click()
-    await expect(page.get_by_role("region", name="Reasoning")).to_have_text("One two.")
+    await expect(page.get_by_role("group", name="Reasoning")).to_have_text("One two.")
     await expect(page.locator(".step-thinking summary")).to_contain_text("Thinking…")
     await told.finish("Done.")
     await expect(page.locator(".step-thinking summary")).to_contain_text("Thought for")
@@ -199,7 +199,7 @@ async def test_a_model_that_reasons_is_heard_and_its_seconds_stay(page, start_se
         summary = page.locator(".step-thinking summary")
         await expect(summary).to_contain_text("Thinking…")
         await summary.click()
-        region = page.get_by_role("region", name="Reasoning")
+        region = page.get_by_role("group", name="Reasoning")
         await expect(region).not_to_be_empty()
         await expect(page.locator(".ledger")).to_have_count(1)
         await expect(summary).to_contain_text("Thought for")
