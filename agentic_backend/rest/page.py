@@ -1,13 +1,18 @@
 """Serves the chat page: its files, and the policy that restricts it to this service and the sign-in service."""
 
+import hashlib
+import os
+import re
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
-from starlette.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentic_backend.branding import LOGO_TYPES, Branding
@@ -20,7 +25,9 @@ _POLICY: Final = (
     f"base-uri 'none'; {_NO_FORM}; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 
-
+_COMMENTED: Final = {".js": "text/javascript", ".css": "text/css"}
+_COMMENTS: Final = re.compile(r"^[ \t]*(?:/\*.*?\*/|//[^\n]*)[ \t]*$", re.DOTALL | re.MULTILINE)
+_VENDOR: Final = WEB / "vendor"
 _ICON: Final = '"/web/icon.svg"'
 _LOGO: Final = "branding/logo"
 _COLOURS: Final = "branding/style.css"
@@ -73,6 +80,31 @@ class _Branded(StaticFiles):
             return await super().get_response(path, scope)
         body, media_type = self._added[path]
         return Response(body, media_type=media_type)
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """A file; our own scripts and styles without their comments, a quarter of what a browser would load."""
+        path = Path(full_path)
+        if path.suffix not in _COMMENTED or path.is_relative_to(_VENDOR) or status_code != 200:
+            return super().file_response(full_path, stat_result, scope, status_code)
+        body, tag = _code_of(path, stat_result.st_mtime_ns)
+        response = Response(body, media_type=_COMMENTED[path.suffix], headers={"etag": tag})
+        if self.is_not_modified(response.headers, Headers(scope=scope)):
+            return NotModifiedResponse(response.headers)
+        return response
+
+
+@lru_cache(maxsize=512)
+def _code_of(path: Path, _changed_ns: int) -> tuple[bytes, str]:
+    """A script or style sheet without its comments, each line where it was, and its tag; read again once it changes."""
+    body = without_comments(path.read_text()).encode()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def without_comments(source: str) -> str:
+    """A script or style sheet without the comments that have their lines to themselves; the lines stay, empty."""
+    return _COMMENTS.sub(lambda found: "\n" * found[0].count("\n"), source)
 
 
 class _WithHeaders:
