@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import FilePayload, Locator, Page, expect
+from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
 from agentic_backend.app import Parts
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
@@ -161,6 +161,52 @@ async def test_a_document_is_read_again_by_its_file(page, place):
         await page.get_by_role("button", name="Save the file pumps.md").click()
     saved = await (await download.value).path()
     assert await asyncio.to_thread(Path(saved).read_text) == PUMPS
+
+
+async def test_a_damaged_file_is_listed_with_its_reason_and_one_beyond_the_limit_is_refused(page, place, tmp_path):
+    await create(page, place, "Damaged")
+    large = tmp_path / "large.txt"
+    await asyncio.to_thread(large.write_bytes, b"some words \n" * 5_000_000)
+    await page.locator("input[data-kind=files]").set_input_files(large)
+    await expect(sent(page, "large.txt")).to_contain_text("Refused: it is larger than allowed.")
+    await upload(page, file("broken.pdf", "%PDF-1.7 and nothing of one"))
+    await expect(row(page, "broken.pdf")).to_contain_text("Failed")
+    await expect(row(page, "broken.pdf")).to_contain_text("it is damaged, or not of the type that its name says.")
+    assert await row(page, "broken.pdf").get_by_role("button").count() == 2
+    await page.get_by_label("State").select_option("Ready")
+    await expect(page.get_by_text("No document fits.")).to_be_visible()
+
+
+async def test_dropped_files_are_taken_three_at_a_time(page, place):
+    await create(page, place, "Dropped")
+    held: list[Route] = []
+    three = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        held.append(route)
+        if len(held) == 3:
+            three.set()
+        if len(held) > 3:
+            await route.continue_()
+
+    await page.route("**/upload-process-documents", hold)
+    script = """() => {
+      const dropped = new DataTransfer();
+      for (let at = 0; at < 5; at += 1) dropped.items.add(new File([`# Paper ${at}`], `p${at}.md`));
+      return dropped;
+    }"""
+    await page.dispatch_event(".drop-zone", "drop", {"dataTransfer": await page.evaluate_handle(script)})
+    async with asyncio.timeout(PATIENCE_S):
+        await three.wait()
+    await expect(page.locator(".uploads > li[data-state=waiting]")).to_have_count(2)
+    await page.get_by_role("button", name="Cancel p4.md").click()
+    await expect(sent(page, "p4.md")).to_contain_text("Cancelled")
+    assert len(held) == 3
+    for route in held[:3]:
+        await route.continue_()
+    await expect(page.get_by_text("5 of 5 done, 0 refused")).to_be_visible()
+    await page.get_by_role("button", name="Try p4.md again").click()
+    await expect(sent(page, "p4.md")).to_contain_text("In the library")
 
 
 async def test_a_folder_is_taken_with_what_is_below_it(page, place, tmp_path):
