@@ -82,7 +82,7 @@ class PassedRoute:
 
 PASSED_ROUTES: Final = (
     PassedRoute("GET", "/tags", "The libraries that the caller may read."),
-    PassedRoute("POST", "/tags", "Create a library.", status=201),
+    PassedRoute("POST", "/tags", "Create a library that nobody but the caller reads.", status=201),
     PassedRoute("PUT", "/tags/{uid}", "Rename a library, move it, describe it: its owner only."),
     PassedRoute("DELETE", "/tags/{uid}", "Delete a library, and documents that stand in no other.", status=204),
     PassedRoute("GET", "/tags/{uid}/access", "Who reads a library beside its owner, who alone sees it."),
