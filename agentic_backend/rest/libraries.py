@@ -26,7 +26,7 @@ PREFIX: Final = "/knowledge"
 UPLOAD_PATH: Final = PREFIX + "/upload-process-documents"
 _ID: Final = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
 """No leading dot: a segment `..` would climb in the requested path."""
-Id = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
+Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
 
 _MAX_REFUSAL_BYTES: Final = 64 * 1024
 _MAX_FIELD_CHARS: Final = 200
@@ -82,16 +82,16 @@ class PassedRoute:
 
 PASSED_ROUTES: Final = (
     PassedRoute("GET", "/tags", "The libraries that the caller may read."),
-    PassedRoute("POST", "/tags", "Create a library.", status=201),
-    PassedRoute("PUT", "/tags/{id}", "Rename a library, move it, describe it: its owner only."),
-    PassedRoute("DELETE", "/tags/{id}", "Delete a library, and documents that stand in no other.", status=204),
-    PassedRoute("GET", "/tags/{id}/access", "Who reads a library beside its owner, who alone sees it."),
-    PassedRoute("PUT", "/tags/{id}/access", "Replace the readers of a library: its owner only."),
-    PassedRoute("PUT", "/documents/{id}/tags", "Put a document into exactly these libraries."),
+    PassedRoute("POST", "/tags", "Create a library that nobody but the caller reads.", status=201),
+    PassedRoute("PUT", "/tags/{uid}", "Rename a library, move it, describe it: its owner only."),
+    PassedRoute("DELETE", "/tags/{uid}", "Delete a library, and documents that stand in no other.", status=204),
+    PassedRoute("GET", "/tags/{uid}/access", "Who reads a library beside its owner, who alone sees it."),
+    PassedRoute("PUT", "/tags/{uid}/access", "Replace the readers of a library: its owner only."),
+    PassedRoute("PUT", "/documents/{uid}/tags", "Put a document into exactly these libraries."),
     PassedRoute("POST", "/documents/browse", "The documents that the caller may read and the filters choose."),
-    PassedRoute("GET", "/documents/metadata/{id}", "What is known of one document."),
-    PassedRoute("DELETE", "/documents/{id}", "Delete a document with its content and passages.", status=204),
-    PassedRoute("GET", "/raw_content/{id}", "The file as it was uploaded.", "file"),
+    PassedRoute("GET", "/documents/metadata/{uid}", "What is known of one document."),
+    PassedRoute("DELETE", "/documents/{uid}", "Delete a document with its content and passages.", status=204),
+    PassedRoute("GET", "/raw_content/{uid}", "The file as it was uploaded.", "file"),
     PassedRoute(
         "POST", "/upload-process-documents", "Take documents in; the answer is one JSON line a step.", "upload"
     ),
@@ -106,9 +106,9 @@ def add_libraries(router: APIRouter, libraries: Callable[[], LibraryClient], cal
 
 
 def _add(router: APIRouter, route: PassedRoute, libraries: Callable[[], LibraryClient], caller: Any) -> None:
-    async def answer(request: Request, identity: Identity, id_: str) -> Response:
+    async def answer(request: Request, identity: Identity, uid: str) -> Response:
         asked_by = Caller(request.state.credentials, request_id(request.scope), user_id=identity.uid)
-        asked = KnowledgeRequest(route.method, route.path.replace("{id}", id_))
+        asked = KnowledgeRequest(route.method, route.path.replace("{uid}", uid))
         if route.kind == "json":
             return await _call(libraries(), route, asked, request, asked_by)
         if route.kind == "file":
@@ -118,13 +118,13 @@ def _add(router: APIRouter, route: PassedRoute, libraries: Callable[[], LibraryC
     async def of_all(request: Request, identity: caller) -> Response:
         return await answer(request, identity, "")
 
-    async def of_one(id: Id, request: Request, identity: caller) -> Response:  # noqa: A002 - the name in the path
-        return await answer(request, identity, id)
+    async def of_one(uid: Uid, request: Request, identity: caller) -> Response:
+        return await answer(request, identity, uid)
 
     responses = {"json": {}, "file": _FILE, "upload": _LINES}[route.kind]
     router.add_api_route(
         PREFIX + route.path,
-        of_one if "{id}" in route.path else of_all,
+        of_one if "{uid}" in route.path else of_all,
         methods=[route.method],
         status_code=route.status,
         name=f"{route.method.lower()}{route.path}",

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import FilePayload, Locator, Page, expect
+from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
 from agentic_backend.app import Parts
 from tests.knowledge_flow_backend.service import BASE as KNOWLEDGE_BASE
 from tests.knowledge_flow_backend.service import RunningKnowledgeFlow, run_knowledge_flow, settings_on
+from tests.support.keycloak import Administrator, security_of
 from tests.support.mock_llm import MockModel
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import free_port
@@ -163,6 +164,52 @@ async def test_a_document_is_read_again_by_its_file(page, place):
     assert await asyncio.to_thread(Path(saved).read_text) == PUMPS
 
 
+async def test_a_damaged_file_is_listed_with_its_reason_and_one_beyond_the_limit_is_refused(page, place, tmp_path):
+    await create(page, place, "Damaged")
+    large = tmp_path / "large.txt"
+    await asyncio.to_thread(large.write_bytes, b"some words \n" * 5_000_000)
+    await page.locator("input[data-kind=files]").set_input_files(large)
+    await expect(sent(page, "large.txt")).to_contain_text("Refused: it is larger than allowed.")
+    await upload(page, file("broken.pdf", "%PDF-1.7 and nothing of one"))
+    await expect(row(page, "broken.pdf")).to_contain_text("Failed")
+    await expect(row(page, "broken.pdf")).to_contain_text("it is damaged, or not of the type that its name says.")
+    assert await row(page, "broken.pdf").get_by_role("button").count() == 2
+    await page.get_by_label("State").select_option("Ready")
+    await expect(page.get_by_text("No document fits.")).to_be_visible()
+
+
+async def test_dropped_files_are_taken_three_at_a_time(page, place):
+    await create(page, place, "Dropped")
+    held: list[Route] = []
+    three = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        held.append(route)
+        if len(held) == 3:
+            three.set()
+        if len(held) > 3:
+            await route.continue_()
+
+    await page.route("**/upload-process-documents", hold)
+    script = """() => {
+      const dropped = new DataTransfer();
+      for (let at = 0; at < 5; at += 1) dropped.items.add(new File([`# Paper ${at}`], `p${at}.md`));
+      return dropped;
+    }"""
+    await page.dispatch_event(".drop-zone", "drop", {"dataTransfer": await page.evaluate_handle(script)})
+    async with asyncio.timeout(PATIENCE_S):
+        await three.wait()
+    await expect(page.locator(".uploads > li[data-state=waiting]")).to_have_count(2)
+    await page.get_by_role("button", name="Cancel p4.md").click()
+    await expect(sent(page, "p4.md")).to_contain_text("Cancelled")
+    assert len(held) == 3
+    for route in held[:3]:
+        await route.continue_()
+    await expect(page.get_by_text("5 of 5 done, 0 refused")).to_be_visible()
+    await page.get_by_role("button", name="Try p4.md again").click()
+    await expect(sent(page, "p4.md")).to_contain_text("In the library")
+
+
 async def test_a_folder_is_taken_with_what_is_below_it(page, place, tmp_path):
     below = tmp_path / "papers" / "deep"
     below.mkdir(parents=True)
@@ -177,6 +224,58 @@ async def test_a_folder_is_taken_with_what_is_below_it(page, place, tmp_path):
     await expect(row(page, "papers/deep/bees.md")).to_contain_text("Ready")
     await page.get_by_label("Part of a name").fill("p3")
     await expect(page.locator(".documents > li")).to_have_count(1)
+
+
+async def sign_in(page: Page, user: str) -> None:
+    await page.locator("#username").fill(user)
+    await page.locator("#password").fill(user)
+    await page.locator("#kc-login").click()
+
+
+@pytest.mark.java
+@pytest.mark.timeout(600)
+async def test_a_library_is_shared_and_taken_back(page, chromium, keycloak, database, mock_llm, start_service):
+    security = security_of(keycloak)
+    knowledge = run_knowledge_flow(settings_on(database, mock_llm.base_url, security=security))
+    async with knowledge as running, Administrator(keycloak) as admin:
+        ai = {"knowledge_flow_url": f"http://127.0.0.1:{running.port}{KNOWLEDGE_BASE}"}
+        async with start_service(ai=ai, security=security, parts=Parts(knowledge_s=PATIENCE_S)) as service:
+            await admin.let_page_in(f"http://127.0.0.1:{service.port}")
+            await open_place(page, service)
+            await sign_in(page, "ada")
+            await create(page, service, "Manuals")
+            await upload(page, file("pumps.md", PUMPS))
+            await expect(row(page, "pumps.md")).to_contain_text("Ready")
+            address = page.url
+
+            bobs = await chromium.new_context()
+            theirs = await bobs.new_page()
+            await theirs.goto(address)
+            await sign_in(theirs, "bob")
+            await expect(theirs.get_by_text("This library is not there, or not for you.")).to_be_visible()
+
+            await page.get_by_role("button", name="Share").click()
+            dialog = page.get_by_role("dialog")
+            await dialog.get_by_label("Everybody who can sign in").check()
+            await dialog.get_by_label("People, by their id").fill(" carol \n\ncarol\n")
+            await dialog.get_by_role("button", name="Save").click()
+            await expect(page.locator("#announcer")).to_have_text("The readers are saved.")
+            await theirs.get_by_role("link", name="All libraries").click()
+            await theirs.get_by_role("link", name="Manuals").click()
+            await expect(theirs.get_by_text("Somebody shares this library with you")).to_be_visible()
+            await expect(row(theirs, "pumps.md")).to_contain_text("Ready")
+            assert await row(theirs, "pumps.md").get_by_role("button").count() == 1
+            assert await theirs.get_by_role("button", name="Choose files").count() == 0
+            assert await theirs.get_by_role("button", name="Share").count() == 0
+
+            await page.get_by_role("button", name="Share").click()
+            await expect(dialog.get_by_label("People, by their id")).to_have_value("carol")
+            await dialog.get_by_label("Everybody who can sign in").uncheck()
+            await dialog.get_by_role("button", name="Save").click()
+            await expect(dialog).to_have_count(0)
+            await theirs.get_by_role("link", name="All libraries").click()
+            await expect(theirs.get_by_text("There is no library yet.")).to_be_visible()
+            await bobs.close()
 
 
 async def test_a_knowledge_flow_that_is_away_is_said(page, start_service):

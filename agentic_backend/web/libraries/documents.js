@@ -147,10 +147,11 @@ export class Documents {
       return el("button", { ...attributes, "data-focus": focus, onclick: act }, icon(picture));
     };
     const actions = el("div", { class: "document-actions" });
-    actions.append(button("save", t("download", { name }), "save", () => this.#save(one)));
+    const kept = one.version > 0; // of one that could not be read there is no file
+    if (kept) actions.append(button("save", t("download", { name }), "save", () => this.#save(one)));
     if (!this.#own) return actions;
+    if (kept) actions.append(button("again", t("reread", { name }), "reread", () => this.#reread(one)));
     actions.append(
-      button("again", t("reread", { name }), "reread", () => this.#reread(one)),
       button("move", t("move", { name }), "move", () => this.#move(one)),
       button("trash", t("removeThis", { name }), "remove", () => this.#remove(one)),
     );

@@ -115,7 +115,7 @@ async def ask(running: RunningService, method: str, path: str, **options: Any) -
 
 def test_each_route_costs_and_takes_what_that_of_knowledge_flow_does() -> None:
     for route in PASSED_ROUTES:
-        path = route.path.replace("/tags/{id}", "/tags/{tag_id}").replace("{id}", "{uid}")
+        path = route.path.replace("/tags/{uid}", "/tags/{tag_id}")
         there, here = f"{route.method} {path}", f"{route.method} {PREFIX}{route.path}"
         assert SCOPES[here] == KNOWLEDGE_SCOPES[there]
         assert ROUTE_COSTS[here] == KNOWLEDGE_COSTS[there]
@@ -186,7 +186,7 @@ async def test_a_stranger_is_refused_before_knowledge_flow_is_asked(start_servic
         start_service(ai={"knowledge_flow_url": url}, security=security) as running,
     ):
         for route in PASSED_ROUTES:
-            status, _ = await ask(running, route.method, route.path.replace("{id}", "a"))
+            status, _ = await ask(running, route.method, route.path.replace("{uid}", "a"))
             assert status == 401
     assert played.seen == []
 
@@ -197,7 +197,7 @@ async def test_where_knowledge_flow_is_away_each_route_says_so(start_service):
             sent: dict[str, Any] = {"json": {}} if route.takes_json else {}
             if route.kind == "upload":
                 sent = {"data": form(b"some text")}
-            status, answer = await ask(running, route.method, route.path.replace("{id}", "a"), **sent)
+            status, answer = await ask(running, route.method, route.path.replace("{uid}", "a"), **sent)
             assert (status, answer["detail"]["code"]) == (503, "kf_unavailable"), route
 
 
