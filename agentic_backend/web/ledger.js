@@ -232,7 +232,7 @@ function noteLines({ metadata }) {
     const more = [];
     if (typeof cached === "number" && cached > 0) more.push(t("cached", { count: cached }));
     if (typeof reasoned === "number" && reasoned > 0) more.push(t("reasoned", { count: reasoned }));
-    lines.push([t("tokensInOut", { input, output }), ...more].join("; "));
+    lines.push([t("tokensInOut", { input, output }), ...more].join(", "));
   }
   const cost = costText(metadata);
   if (cost !== "") lines.push(t("costIs", { cost }));

@@ -22,6 +22,8 @@ EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
 DROP TABLE share_link;
+DROP INDEX feedbacks_newest;
+ALTER TABLE feedbacks DROP COLUMN reason;
 ALTER TABLE session DROP COLUMN metadata, DROP COLUMN created_at;
 DROP TABLE agent_version;
 ALTER TABLE agent DROP COLUMN version, DROP COLUMN created_at;

@@ -82,8 +82,9 @@ async def test_it_is_gone_at_once_where_the_delete_waits(service):
     session_id = await talk(service)
     await give(service, body(session_id))
     persistence = service.instances[0].running.persistence
+    assert len(await service.get("/kpi/feedback")) == 1
     persistence.batcher.delete((session_id, "admin"))
-    assert await own(service) == []
+    assert await own(service) == await service.get("/kpi/feedback") == []
     assert (await give(service, body(session_id, messageId="2")))[0] == 403
 
 
