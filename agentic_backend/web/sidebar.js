@@ -33,6 +33,11 @@ const t = catalogue({
 });
 
 const MAX_TITLE_CHARS = 200;
+/** How many rows there are at most, and how many come and go at once: the rest of a long list is not drawn. */
+const MOST_ROWS = 200;
+const STEP_ROWS = 50;
+/** How near either end of what is drawn comes before more is. */
+const NEAR_PX = 400;
 
 /**
  * A line of the list: its nodes, and what it shows.
@@ -89,19 +94,31 @@ export class Sidebar {
   #rows = new Map();
   /** @type {Map<string, GroupNodes>} */
   #groups = new Map();
+  /** Stands for the rows above those that are drawn. */
+  #above = el("div", { "aria-hidden": "true" });
+  /** @type {number[]} the height of each step of rows above, in pixels */
+  #heights = [];
   #end = el("div", { class: "list-end", "aria-hidden": "true" });
   #seen;
-  #more = false;
+  /** @type {Session[]} */
+  #sessions = [];
+  /** @type {ListState} */
+  #state = { currentId: null, busyIds: new Set() };
+  #from = 0;
+  #to = MOST_ROWS;
 
   /** @param {HTMLElement} host @param {ListActions} actions */
   constructor(host, actions) {
     this.#host = host;
     this.#actions = actions;
     this.#menu = new RowMenu(/** @type {HTMLElement} */ (host.closest("aside")));
+    host.before(this.#above);
     host.append(this.#end);
-    const options = { root: host.parentElement, rootMargin: "400px" };
+    const options = { root: host.parentElement, rootMargin: `${NEAR_PX}px` };
     this.#seen = new IntersectionObserver((entries) => {
-      if (this.#more && entries.some((entry) => entry.isIntersecting)) this.#actions.more();
+      const near = entries.filter((entry) => entry.isIntersecting).map(({ target }) => target);
+      if (near.includes(this.#above)) this.#back();
+      else if (near.includes(this.#end)) this.#on();
     }, options);
   }
 
@@ -110,7 +127,57 @@ export class Sidebar {
    * @param {Session[]} sessions
    * @param {ListState} state
    */
-  show(sessions, { currentId, busyIds, words = "", more = false }) {
+  show(sessions, state) {
+    const other = (state.words ?? "") !== (this.#state.words ?? "");
+    this.#sessions = sessions;
+    this.#state = state;
+    if (other || this.#from >= sessions.length) {
+      this.#heights = [];
+      this.#from = 0;
+      this.#to = MOST_ROWS;
+      this.#setSpace();
+    }
+    this.#draw();
+  }
+
+  /** The end of what is drawn is near: on it goes, and what is furthest above is not drawn any more. */
+  #on() {
+    if (this.#to >= this.#sessions.length) {
+      if (this.#state.more) this.#actions.more();
+      return;
+    }
+    this.#to += STEP_ROWS;
+    this.#draw();
+    if (this.#to - this.#from <= MOST_ROWS) return;
+    // What is on the screen stays where it is: the space above is as high as what it stands for.
+    const stays = this.#rows.get(this.#sessions[this.#from + STEP_ROWS].id)?.node;
+    const before = stays?.getBoundingClientRect().top ?? 0;
+    this.#from += STEP_ROWS;
+    this.#draw();
+    this.#heights.push(before - (stays?.getBoundingClientRect().top ?? 0));
+    this.#setSpace();
+  }
+
+  /** What stands for rows above is near: as many are drawn as are there. */
+  #back() {
+    const nearest = (this.#host.parentElement?.getBoundingClientRect().top ?? 0) - NEAR_PX;
+    let { bottom } = this.#above.getBoundingClientRect();
+    while (this.#heights.length > 0 && bottom > nearest) {
+      bottom -= this.#heights.pop() ?? 0;
+      this.#from -= STEP_ROWS;
+    }
+    this.#to = Math.min(this.#to, this.#from + MOST_ROWS);
+    this.#setSpace();
+    this.#draw();
+  }
+
+  #setSpace() {
+    this.#above.style.height = `${this.#heights.reduce((sum, height) => sum + height, 0)}px`;
+  }
+
+  #draw() {
+    const { currentId, busyIds, words = "", more = false } = this.#state;
+    const sessions = this.#sessions.slice(this.#from, this.#to);
     const groupOf = words === "" ? grouping() : foundGroup;
     /** @type {Map<string, {group: Group, rows: Row[]}>} */
     const wanted = new Map();
@@ -124,10 +191,10 @@ export class Sidebar {
     }
     this.#drop(new Set(sessions.map(({ id }) => id)));
     this.#arrange(wanted);
-    this.#more = more;
-    // Where its end is still in sight, nothing would say so again.
-    this.#seen.unobserve(this.#end);
-    if (more) this.#seen.observe(this.#end);
+    // Where an end is still in sight, nothing would say so again.
+    this.#seen.disconnect();
+    if (more || this.#to < this.#sessions.length) this.#seen.observe(this.#end);
+    if (this.#from > 0) this.#seen.observe(this.#above);
   }
 
   /** The session's button, so that the focus comes back to it. @param {string} id */

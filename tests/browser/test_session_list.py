@@ -150,6 +150,22 @@ async def test_conversations_are_listed_by_days_and_page_by_page(
     await expect(page.locator(".session a[aria-current] .session-title")).to_have_text("Conversation 119")
 
 
+async def test_a_long_list_has_few_rows_at_a_time(page: Page, service: RunningService, database: Database) -> None:
+    fill(database, 420)
+    await open_page(page, service)
+    rows = page.locator(".session")
+    for last in range(100, 500, 50):
+        await rows.last.scroll_into_view_if_needed()
+        await expect(page.get_by_role("link", name=f"Conversation {min(last, 420)} ")).to_be_attached()
+        assert await rows.count() <= 200
+    await expect(rows.last).to_contain_text("Conversation 420")
+    # Back at the top the first ones are there again, in their order.
+    await page.locator("#sidebar nav").first.evaluate("(nav) => nav.scrollTo(0, 0)")
+    await expect(rows.first).to_contain_text("Conversation 1")
+    await expect(rows.first).to_be_in_viewport()
+    assert await rows.count() <= 200
+
+
 async def test_a_search_shows_where_the_words_stand_and_leads_there(page: Page, service: RunningService) -> None:
     session_id = await talk(service, "Cooking", "How long do <b>lentils</b> boil?")
     async with service.native() as socket:
