@@ -166,7 +166,7 @@ async def _written(state: OwnDataServices, identity: Identity) -> AsyncIterator[
 
 
 def _session_head(session: Session) -> bytes:
-    attachments = [file._asdict() for file in session.attachments]
+    attachments = [{"id": file.id, "name": file.name} for file in session.attachments]
     return dumps({"session": session.wire(), "attachments": attachments})[:-1] + b',"messages":['
 
 
