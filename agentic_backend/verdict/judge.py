@@ -179,8 +179,8 @@ def _database_beside(seen: Slice, waiting: float, *, full: bool) -> _Beside:
     reads = ended.reads - begun.reads
     if reads > 0:
         # The average read rather than all of them: a page that lists sessions must not look like slow turns.
-        read_waited = max((ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms["pool_wait"], 0.0)
-        read_took = max((ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms["sql"], 0.0)
+        read_waited = max((ended.read_wait_s - begun.read_wait_s) * 1e3 - seen.ms.get("pool_wait", 0.0), 0.0)
+        read_took = max((ended.read_sql_s - begun.read_sql_s) * 1e3 - seen.ms.get("sql", 0.0), 0.0)
         hungry = min(read_took, reads * HOPS["sql"] * seen.core_wait_ms)
         behind = min(read_took - hungry, reads * HOPS["sql"] * seen.own_lag_ms) if full else 0.0
         # Others wait for a connection as long as those before them are late with theirs.
