@@ -8,6 +8,8 @@ const PERCENT = new Intl.NumberFormat(language, { style: "percent", maximumFract
 const CLOCK = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hour12: false });
 const CLOCK_IN_FULL = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
+const PREFIXES = ["", "k", "M", "G", "T"];
+
 /** What stands where there is no figure. */
 export const NONE = "–";
 
@@ -37,14 +39,13 @@ export function share(value) {
 }
 
 /**
- * Bytes: `512 B`, `3.1 kB`, `20 MB`.
+ * Bytes: `512 B`, `3.1 kB`, `20 MB`; in French `20 Mo`.
  * @param {number|null} value
  */
 export function bytes(value) {
   if (value === null) return NONE;
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  const power = Math.min(Math.floor(Math.log10(Math.max(value, 1)) / 3), units.length - 1);
-  return `${SOME.format(value / 1000 ** power)} ${units[power]}`;
+  const power = Math.min(Math.floor(Math.log10(Math.max(value, 1)) / 3), PREFIXES.length - 1);
+  return `${SOME.format(value / 1000 ** power)} ${PREFIXES[power]}${language === "fr" ? "o" : "B"}`;
 }
 
 /**
