@@ -23,14 +23,14 @@ def listed(uid: str, path: str, title: str = "Some title", *tags: str) -> dict[s
 
 
 LIBRARY = [
-    listed(UID, "docs/guide.md"),
-    listed("search", "docs/search.md", "Search"),
+    listed(UID, "texts/guide.md"),
+    listed("search", "texts/search.md", "Search"),
     listed("readme", "README.md", "Read me"),
-    listed("a", "docs/a/notes.md"),
-    listed("b", "docs/b/notes.md"),
-    listed("spaced", "docs/two words.md"),
+    listed("a", "texts/a/notes.md"),
+    listed("b", "texts/b/notes.md"),
+    listed("spaced", "texts/two words.md"),
     listed("titled", "x1.pdf", "Betriebshandbuch"),
-    listed("elsewhere", "docs/secret.md", "Secret", "t2"),
+    listed("elsewhere", "texts/secret.md", "Secret", "t2"),
 ]
 
 
@@ -56,7 +56,7 @@ async def knowledge_flow(seen: list[web.Request]) -> AsyncIterator[str]:
             return web.json_response({"title": 1})
         if request.match_info["uid"] != UID:
             return web.json_response({"detail": "Document not found."}, status=404)
-        return web.json_response(listed(UID, "docs/guide.md"))
+        return web.json_response(listed(UID, "texts/guide.md"))
 
     async def browse(request: web.Request) -> web.Response:
         seen.append(request)
@@ -124,7 +124,7 @@ async def test_no_path_climbs_out_of_the_two_that_there_are(reading, seen):
     [
         ("search.md", "search"),
         ("./search.md", "search"),
-        ("../docs/search.md", "search"),
+        ("../texts/search.md", "search"),
         ("../README.md", "readme"),
         ("/README.md", "readme"),
         ("../../../README.md", "readme"),
@@ -142,7 +142,7 @@ async def test_a_relative_link_leads_to_the_document_of_that_path_or_name(readin
     assert set(found) == {"document_uid", "title", "file_name", "mime_type"}
 
 
-@pytest.mark.parametrize("path", ["notes.md", "missing.md", "guide.md", "secret.md", "..", "/", "sear", "docs/", "%00"])
+@pytest.mark.parametrize("path", ["notes.md", "missing.md", "guide.md", "secret.md", "..", "/", "sear", "texts/", "%00"])
 async def test_a_link_that_names_none_or_several_or_what_is_in_another_library_leads_nowhere(reading, path):
     async with reading.http.get(f"{BASE}/documents/{UID}/linked", params={"path": path}) as response:
         assert response.status == 404, path
