@@ -14,14 +14,11 @@ from tests.support.service import RunningService
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
 NOTE = "(globalThis.catalogues ??= []).push(texts);"
-NOT_YET = "#sessions, #turns"
-"""What is made by modules whose texts are not in catalogues yet: `ENGLISH` of tests/page/eslint.config.js."""
-SHOWN = """(notYet) => {
+SHOWN = """() => {
     const said = new Set();
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
-        const { data, parentElement } = walker.currentNode;
-        if (parentElement.closest(notYet) === null) said.add(data.trim());
+        said.add(walker.currentNode.data.trim());
     }
     for (const name of ["aria-label", "title", "placeholder", "alt"]) {
         for (const node of document.querySelectorAll(`[${name}]`)) {
@@ -71,7 +68,7 @@ async def left_in_english(page: Page) -> list[str]:
     assert len(catalogues) > 8
     english, french = ({text for one in catalogues for text in texts(one[language])} for language in ("en", "fr"))
     forms = [re.compile(pattern(text)) for text in english - french if letters(text)]
-    return [said for said in await page.evaluate(SHOWN, NOT_YET) if any(form.fullmatch(said) for form in forms)]
+    return [said for said in await page.evaluate(SHOWN) if any(form.fullmatch(said) for form in forms)]
 
 
 def texts(catalogue: dict[str, Any]) -> list[str]:

@@ -142,7 +142,9 @@ async def test_a_relative_link_leads_to_the_document_of_that_path_or_name(readin
     assert set(found) == {"document_uid", "title", "file_name", "mime_type"}
 
 
-@pytest.mark.parametrize("path", ["notes.md", "missing.md", "guide.md", "secret.md", "..", "/", "sear", "texts/", "%00"])
+@pytest.mark.parametrize(
+    "path", ["notes.md", "missing.md", "guide.md", "secret.md", "..", "/", "sear", "texts/", "%00"]
+)
 async def test_a_link_that_names_none_or_several_or_what_is_in_another_library_leads_nowhere(reading, path):
     async with reading.http.get(f"{BASE}/documents/{UID}/linked", params={"path": path}) as response:
         assert response.status == 404, path
