@@ -22,7 +22,7 @@ SHOWN = """() => {
     }
     for (const name of ["aria-label", "title", "placeholder", "alt"]) {
         for (const node of document.querySelectorAll(`[${name}]`)) {
-            if (node.closest(notYet) === null) said.add(node.getAttribute(name).trim());
+            said.add(node.getAttribute(name).trim());
         }
     }
     said.add(document.title);

@@ -1,19 +1,15 @@
 """What the page's files are once they are served: the code that was written, without its comments, and small."""
 
-import gzip
 import json
-import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from agentic_backend.rest.page import WEB, without_comments
+from agentic_backend.rest.page import without_comments
 from tests.checks.source import ROOT
 from tests.page.__main__ import PAGES, install, own_scripts
+from tests.page.served import MOST_FIRST_BYTES, first_load, needed
 
-MOST_FIRST_BYTES = 120 * 1024
-IMPORTED = re.compile(r"^(?:import|export)\b[^\"'()]*?[\"'](\.[^\"']+)[\"']", re.MULTILINE)
 PARSE = """
 const { parse } = require("espree");
 const sources = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -50,20 +46,9 @@ def test_comments_go_and_lines_stay() -> None:
     assert without_comments(source) == '\n\nconst a = 1; // why\n\n\nconst b = "/* no */";\n'
 
 
-def needed(script: Path, seen: set[Path]) -> set[Path]:
-    """A script and all that it imports at once."""
-    if script not in seen:
-        seen.add(script)
-        for name in IMPORTED.findall(script.read_text()):
-            needed((script.parent / name).resolve(), seen)
-    return seen
-
-
 def test_the_first_load_is_small() -> None:
     """Without what is imported later; as the service compresses it, each file by itself."""
-    scripts = needed(WEB / "app.js", set())
+    scripts = needed()
     assert len(scripts) > 20
     assert not [file for file in scripts if "vendor" in file.parts]
-    texts = [without_comments(file.read_text()) for file in (*scripts, WEB / "style.css")]
-    texts += [(WEB / name).read_text() for name in ("index.html", "icon.svg")]
-    assert sum(len(gzip.compress(text.encode(), 4)) for text in texts) <= MOST_FIRST_BYTES
+    assert sum(first_load().values()) <= MOST_FIRST_BYTES
