@@ -137,7 +137,7 @@ def _with_files(session: Session, names: dict[str, str]) -> dict[str, Any]:
     """SessionWithFiles of docs/contract.md#messages-and-sessions."""
     id_ = session.agent_id
     agents = [{"id": id_, "name": names.get(id_, id_)}] if id_ else []
-    files = [file._asdict() for file in session.attachments]
+    files = [file.wire() for file in session.attachments]
     found = {} if session.found is None else {"found": session.found.wire()}
     file_names = [file["name"] for file in files]
     return {**session.listed(), "agents": agents, "file_names": file_names, "attachments": files, **found}

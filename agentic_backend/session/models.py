@@ -21,6 +21,10 @@ class ListedFile(NamedTuple):
     size_bytes: int
     attached_at: str
 
+    def wire(self) -> dict[str, Any]:
+        """It in an answer."""
+        return {"id": self.id, "name": self.name, "size_bytes": self.size_bytes, "attached_at": self.attached_at}
+
 
 @dataclass(frozen=True, slots=True)
 class Session:

@@ -30,6 +30,8 @@ const t = catalogue({
 export class Asking {
   #app;
   creating = false;
+  /** @type {Promise<string|null>|null} the session that is being made */
+  #made = null;
 
   /** @param {App} app */
   constructor(app) {
@@ -46,7 +48,7 @@ export class Asking {
       this.#app.view.notify({ title: t("nobody"), message: "" }, () => this.#app.agents.loadAgents());
       return;
     }
-    const id = this.#app.state.currentId ?? (await this.createSession(agentId));
+    const id = await this.session(agentId);
     if (id === null || !(await this.#filesHaveCome(id))) return;
     this.#app.view.clearNotice();
     this.#app.view.draft = "";
@@ -67,11 +69,25 @@ export class Asking {
   }
 
   /**
+   * The id of the session on the screen, or of a new one, however many ask for it at once.
+   * @param {string} agentId
+   * @returns {Promise<string|null>}
+   */
+  session(agentId) {
+    const { currentId } = this.#app.state;
+    if (currentId !== null) return Promise.resolve(currentId);
+    this.#made ??= this.#createSession(agentId).finally(() => {
+      this.#made = null;
+    });
+    return this.#made;
+  }
+
+  /**
    * The id of a new session, which is then the one on the screen; null where the service did not make one.
    * @param {string} agentId
    * @returns {Promise<string|null>}
    */
-  async createSession(agentId) {
+  async #createSession(agentId) {
     this.creating = true;
     this.#app.navigation.showBusy();
     try {

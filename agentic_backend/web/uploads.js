@@ -77,9 +77,8 @@ export class Uploads {
    * @param {File[]} files
    */
   async attach(files) {
-    if (this.#app.asking.creating) return;
     const agentId = this.#app.agents.chosenAgentId;
-    const id = this.#app.state.currentId ?? (agentId === null ? null : await this.#app.asking.createSession(agentId));
+    const id = this.#app.state.currentId ?? (agentId === null ? null : await this.#app.asking.session(agentId));
     if (id === null) return;
     this.#app.list.showSessions();
     const conversation = this.#app.state.conversationOf(id);

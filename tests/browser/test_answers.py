@@ -1,6 +1,7 @@
 """What an answer may hold beyond words, on the page of the real service: code, formulas, tables, footnotes, images."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -156,7 +157,7 @@ async def test_the_text_is_there_before_what_understands_it(page: Page, start_se
 async def test_a_page_that_only_opens_fetches_nothing_that_it_does_not_need(
     page: Page, start_service: StartService
 ) -> None:
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     async with start_service() as service:
         session = await page.context.new_cdp_session(page)
         await session.send("Network.enable")
@@ -165,7 +166,7 @@ async def test_a_page_that_only_opens_fetches_nothing_that_it_does_not_need(
             "Network.requestWillBeSent", lambda event: urls.update({event["requestId"]: event["request"]["url"]})
         )
         session.on(
-            "Network.loadingFinished",
+            "Network.dataReceived",
             lambda event: sizes.update({urls[event["requestId"]]: int(event["encodedDataLength"])}),
         )
         await page.goto(f"http://127.0.0.1:{service.port}/", wait_until="networkidle")

@@ -353,7 +353,7 @@ async def test_history_is_read_in_windows_and_grows_upwards(page, fake):
     await expect(page.locator(".question").first).to_have_text("user 0")
     await expect(page.get_by_role("button", name="Show earlier messages")).to_be_hidden()
     assert [url.partition("?")[2] for url in fake.requests] == [
-        f"limit=100&offset={offset}" for offset in (0, 100, 200)
+        f"limit=100&offset={offset}&branches=1" for offset in (0, 100, 200)
     ]
 
 

@@ -156,6 +156,7 @@ async def test_only_numbers_of_sources_become_markers_and_only_outside_code_and_
         await told.delta(text[at : at + 3])
     await expect(page.locator(".markdown")).to_contain_text("!")
     markers = page.locator(".markdown button.citation")
+    await expect(markers).to_have_count(3)
     streamed = await markers.all_text_contents()
     await told.finish(text)
     await expect(page.locator(".sources")).to_be_visible()

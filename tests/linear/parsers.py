@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from python_multipart.multipart import parse_options_header
@@ -15,13 +16,14 @@ from websockets.server import ServerProtocol
 from agentic_backend.agent import answering, questions, sources
 from agentic_backend.chat import frames, handshake, sse
 from agentic_backend.fleet.membership import Message
-from agentic_backend.knowledge import hits
+from agentic_backend.knowledge import hits, links
 from agentic_backend.knowledge.client import enter_timing
 from agentic_backend.llm import chunks as llm_chunks
 from agentic_backend.llm import failures
 from agentic_backend.llm.sse import SseParser
 from agentic_backend.llm.thinking import ThinkBlock
 from agentic_backend.peers.events import decode_ask, decode_events
+from agentic_backend.persist import listing
 from agentic_backend.rest import attachments, compression, export
 from agentic_backend.session import exchange, titles, turn_report
 from agentic_backend.session.branches import marked
@@ -262,6 +264,22 @@ def _head(header: str) -> tuple[Made, ...]:
         lambda n, unit=unit: head("/x", f"{header}: {unit * n}").decode()
         for unit in (",", "a", ", a", '"', " ", ";a=", "a;")
     )
+
+
+def _listed_document(made: bytes) -> object:
+    with suppress(links.BadListing):
+        links.parse_document(made)
+    return None
+
+
+def _listing(made: bytes) -> object:
+    with suppress(links.BadListing):
+        links.parse_listing(made)
+    return None
+
+
+def _snippet(text: str) -> object:
+    return [listing.snippet(text, (word,)) for word in ("aab", "a" * 199 + "b", "é")]
 
 
 def _thoughts(text: str) -> object:
@@ -562,6 +580,9 @@ CASES: Final[dict[str, Case]] = {
         enter_timing,
         again("a", "a;dur=1, ", ", ", "a;dur=", ";"),
     ),
+    "agentic_backend/knowledge/links.py::parse_document": (_listed_document, _JSON + _OBJECT),
+    "agentic_backend/knowledge/links.py::parse_listing": (_listing, _JSON + _OBJECT),
+    "agentic_backend/persist/listing.py::snippet": (_snippet, _WORDS),
     "agentic_backend/llm/chunks.py::parse_chunk": (
         llm_chunks.parse_chunk,
         _JSON + _OBJECT + raw("\\ud800", "\\\\", before='{"a":"', behind='"}'),
@@ -613,6 +634,9 @@ _KERNEL: Final = "a file of the kernel's, of which 4,096 bytes are read"
 
 UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/settings.py::pairs_of": _OPERATOR,
+    "agentic_backend/branding.py::contrast": _OPERATOR,
+    "agentic_backend/rest/page.py::without_comments": "scripts and style sheets of ours",
+    "agentic_backend/session/links.py::digest_of": "a token in an address, which is bounded",
     "agentic_backend/tracing/spans.py::user_name": _PASSES_ON,
     "backend_kit/client/connections.py::body_of": _PASSES_ON,
     "backend_kit/kpi/cores.py::pressure_s": _KERNEL,

@@ -49,7 +49,7 @@ const t = catalogue({
 /** A large export, or 500 conversations that are deleted, take their time. */
 const DEADLINE_MS = 600_000;
 /** What was deleted, over the reload that follows. */
-const DELETED_KEY = "turnwise.deleted";
+const DELETED_KEY = "turnwise.deleted.all";
 
 /**
  * @param {Page} page
