@@ -5,7 +5,7 @@ import re
 from tests.checks.source import ROOT
 
 LEAST = 24
-ROW = re.compile(r"^\| ([^|]+) \| (✓|–) \| ([^|]*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([^|]+) \| (✓|\u2013) \| ([^|]*)\|$", re.MULTILINE)
 NAMED = re.compile(r"`(browser/\w+\.py)::(\w+)`")
 
 
