@@ -11,7 +11,7 @@ from tests.support.people import SECURITY, headers_of
 PAGE = ("/docs", "/docs/page.js", "/docs/page.css", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
 TAGS = {"chat", "agents", "documents", "kpi", "settings", "health", "search", "libraries", "attachments"}
 TAGS |= {"openai", "agui", "langgraph", "audit"}
-PUBLIC = {"/healthz", "/ready", "/ok", "/info", "/config/frontend_settings"}
+PUBLIC = {"/healthz", "/ready", "/ok", "/info", "/config/frontend_settings", "/chatbot/public/{token}"}
 
 
 @pytest.fixture(params=["agentic", "knowledge flow"])

@@ -60,7 +60,7 @@ async def test_a_file_of_fred_s_starts_with_a_warning_for_each_key_without_effec
     async with run_service(settings) as service:
         told = await service.get("/config/frontend_settings")
         assert told["properties"] == {"logoName": "ours", "siteDisplayName": "Ours"}
-        assert told["feature_flags"] == {"enableK8Features": False, "agent_editing": True}
+        assert told["feature_flags"] == {"enableK8Features": False, "agent_editing": True, "public_links": False}
         session_id = await service.create_session()
         async with service.compatible() as socket:
             await say(socket, session_id=session_id, agent_id="Georges", message="Hello")

@@ -21,6 +21,7 @@ from tests.support.postgres import Database
 ROOT = Path(__file__).parents[3]
 HEAD = newest_revision(Path(agentic_migrations.__file__).parent)
 TABLES = {
+    "share_link",
     "agent",
     "agent_grant",
     "agent_version",
