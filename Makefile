@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-langgraph bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-langgraph bench-page bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +100,9 @@ bench-doors: ## CPU of a turn through each door beside the native WebSocket; ARG
 
 bench-langgraph: ## runs of LangGraph's API beside `langgraph dev`, on the same graph; ten minutes; ARGS=--short for two
 	@$(PYTHON) -m tests.bench.langgraph $(ARGS)
+
+bench-page: ## tasks that hold the chat page up with 5,000 conversations, and its memory over 200 turns; ARGS=--short for 40
+	@$(PYTHON) -m tests.bench.page $(ARGS)
 
 bench-scale: ## what bounds 1 to 1,000 workers, computed from measured parts, in two minutes; ARGS=--twice compares two runs
 	@$(PYTHON) -m tests.bench.scale $(ARGS)

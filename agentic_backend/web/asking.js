@@ -7,7 +7,7 @@
  * @import { Conversation } from "./state.js"
  */
 import { ApiError } from "./api.js";
-import { newestFrom, versionsOf } from "./branches.js";
+import { Branches } from "./branches.js";
 import { catalogue } from "./i18n.js";
 import { Turn } from "./protocol.js";
 import { passOver } from "./state.js";
@@ -193,10 +193,11 @@ export class Asking {
   showVersion(turn, step) {
     const conversation = this.#app.state.conversationOf(turn.sessionId);
     const { known } = conversation;
-    const versions = versionsOf(known, turn);
+    const branches = new Branches(known);
+    const versions = branches.versionsOf(turn);
     const next = versions[versions.indexOf(turn) + step];
     if (next === undefined) return;
-    const tip = newestFrom(known, next);
+    const tip = branches.newestFrom(next);
     conversation.tip = tip === known.at(-1) ? null : tip.exchangeId;
     this.#app.view.showLine(conversation.turns);
     this.#app.view.showVersion(next, step);
@@ -282,6 +283,7 @@ export class Asking {
     this.#app.state.turns.set(turn.exchangeId, turn);
     turn.savedAt = Date.now();
     turn.model = this.#app.agents.modelFor(turn.sessionId, turn.agentId);
+    turn.context = this.#app.scope.context();
     turn.goOn(said, performance.now());
     if (!this.#app.socket.send(turn.humanFrame())) {
       this.#app.wake();

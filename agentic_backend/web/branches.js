@@ -1,83 +1,98 @@
 /**
  * The versions of a conversation: a question may have been edited, and an answer made again. Nothing is overwritten, so
  * the turns of a conversation are a tree, of which one line at a time is on the screen (docs/protocol.md#branches).
- *
- * All functions take the turns that are known, in the order in which they began, and know neither the server nor the
- * page.
  */
 
 /** @import { Turn } from "./protocol.js" */
 
 /** Where the versions of a question and its answer stand: this is number `at` of `of`. @typedef {{at: number, of: number}} Version */
 
-/**
- * The turn on which another one follows; null where it begins the conversation, or that turn is not known yet.
- * @param {Turn[]} known
- * @param {Turn} turn
- */
-function parentOf(known, turn) {
-  const behind = turn.behind === null ? undefined : known.find(({ exchangeId }) => exchangeId === turn.behind);
-  if (behind !== undefined) return behind;
-  const before = turn.parentRank;
-  if (before !== null) return known.findLast(({ rank }) => rank !== null && rank <= before) ?? null;
-  return known[known.indexOf(turn) - 1] ?? null;
-}
+/** The tree of turns that are known, in the order in which they began. Knows neither the server nor the page. */
+export class Branches {
+  #known;
+  /** @type {Map<Turn, Turn|null>} the turn on which each one follows; null where it begins what is known */
+  #parents;
+  /** @type {Map<Turn|number, Turn[]>} those that follow on the same turn, or on a message of this rank */
+  #versions;
 
-/**
- * The turn on which each one follows.
- * @param {Turn[]} known
- * @returns {Map<Turn, Turn|null>}
- */
-function parents(known) {
-  return new Map(known.map((turn) => [turn, parentOf(known, turn)]));
-}
+  /** @param {Turn[]} known */
+  constructor(known) {
+    this.#known = known;
+    this.#parents = parentsOf(known);
+    this.#versions = Map.groupBy(known, (turn) => this.#placeOf(turn));
+  }
 
-/**
- * Those that lead to a turn, which is the last of them; to the newest without one.
- * @param {Turn[]} known
- * @param {string|null} tip its exchange
- * @returns {Turn[]}
- */
-export function lineOf(known, tip) {
-  const end = known.find(({ exchangeId }) => exchangeId === tip) ?? known.at(-1);
-  const parent = parents(known);
-  /** @type {Turn[]} */
-  const line = [];
-  for (let turn = end ?? null; turn !== null && !line.includes(turn); turn = parent.get(turn) ?? null) line.unshift(turn);
-  return line;
-}
+  /** Two that begin the window that is known need not begin the conversation. @param {Turn} turn */
+  #placeOf(turn) {
+    return this.#parents.get(turn) ?? turn.parentRank ?? -1;
+  }
 
-/**
- * All that follow on the same message as a turn: itself, and the other versions of it.
- * @param {Turn[]} known
- * @param {Turn} turn
- * @returns {Turn[]}
- */
-export function versionsOf(known, turn) {
-  const parent = parents(known);
-  const own = parent.get(turn) ?? null;
-  return known.filter((other) => {
-    if ((parent.get(other) ?? null) !== own) return false;
-    // Two that begin the window that is known need not begin the conversation.
-    return own !== null || (other.parentRank ?? -1) === (turn.parentRank ?? -1);
-  });
-}
+  /**
+   * Those that lead to a turn, which is the last of them; to the newest without one.
+   * @param {string|null} tip its exchange
+   * @returns {Turn[]}
+   */
+  line(tip) {
+    const end = this.#known.find(({ exchangeId }) => exchangeId === tip) ?? this.#known.at(-1);
+    return end === undefined ? [] : [...this.#ancestry(end)].reverse();
+  }
 
-/**
- * The newest turn of those that follow on a turn, or itself.
- * @param {Turn[]} known
- * @param {Turn} turn
- */
-export function newestFrom(known, turn) {
-  const parent = parents(known);
-  /** @param {Turn} other */
-  const follows = (other) => {
-    const seen = new Set();
-    for (let one = /** @type {Turn|null} */ (other); one !== null && !seen.has(one); one = parent.get(one) ?? null) {
-      if (one === turn) return true;
-      seen.add(one);
+  /** A turn, the one on which it follows, and so on. @param {Turn} turn */
+  #ancestry(turn) {
+    /** @type {Set<Turn>} */
+    const line = new Set();
+    for (let one = /** @type {Turn|null} */ (turn); one !== null && !line.has(one); one = this.#parents.get(one) ?? null) {
+      line.add(one);
     }
-    return false;
-  };
-  return known.findLast(follows) ?? turn;
+    return line;
+  }
+
+  /**
+   * All that follow on the same message as a turn: itself, and the other versions of it.
+   * @param {Turn} turn
+   * @returns {Turn[]}
+   */
+  versionsOf(turn) {
+    return this.#versions.get(this.#placeOf(turn)) ?? [turn];
+  }
+
+  /**
+   * The newest turn of those that follow on a turn, or itself.
+   * @param {Turn} turn
+   */
+  newestFrom(turn) {
+    return this.#known.findLast((other) => this.#ancestry(other).has(turn)) ?? turn;
+  }
+}
+
+/** @param {Turn[]} known @returns {Map<Turn, Turn|null>} */
+function parentsOf(known) {
+  const byExchange = new Map(known.map((turn) => [turn.exchangeId, turn]));
+  const stored = known.filter(({ rank }) => rank !== null).sort((a, b) => Number(a.rank) - Number(b.rank));
+  const ranks = stored.map(({ rank }) => Number(rank));
+  return new Map(
+    known.map((turn, at) => {
+      const behind = turn.behind === null ? undefined : byExchange.get(turn.behind);
+      if (behind !== undefined) return [turn, behind];
+      const before = turn.parentRank;
+      // One that is not stored yet, and names no place, follows on what was there before it.
+      if (before === null) return [turn, known[at - 1] ?? null];
+      return [turn, stored[countUpTo(ranks, before) - 1] ?? null];
+    }),
+  );
+}
+
+/**
+ * How many of ascending numbers are at most `most`.
+ * @param {number[]} numbers
+ * @param {number} most
+ */
+function countUpTo(numbers, most) {
+  let [low, high] = [0, numbers.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (numbers[middle] <= most) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }

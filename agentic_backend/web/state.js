@@ -5,7 +5,7 @@
  * @import { Upload } from "./attachments.js"
  * @import { Turn } from "./protocol.js"
  */
-import { lineOf, versionsOf } from "./branches.js";
+import { Branches } from "./branches.js";
 import { isCutOff } from "./protocol.js";
 
 /** How many messages the page asks for at once. */
@@ -42,9 +42,10 @@ export class Conversation {
 
   /** The turns of the line that is on the screen, each with its place among its versions. */
   get turns() {
-    const line = lineOf(this.known, this.tip);
+    const branches = new Branches(this.known);
+    const line = branches.line(this.tip);
     for (const turn of line) {
-      const versions = versionsOf(this.known, turn);
+      const versions = branches.versionsOf(turn);
       turn.version = { at: versions.indexOf(turn) + 1, of: versions.length };
     }
     return line;

@@ -131,6 +131,11 @@ export class TurnView {
     this.#opinion.update(turn.feedback);
   }
 
+  /** The same for the question alone, which may have other versions now. */
+  updateQuestion() {
+    this.#asked?.update();
+  }
+
   /** @param {-1|1} step */
   focusVersions(step) {
     this.#asked?.focusVersions(step);

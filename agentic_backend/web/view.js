@@ -365,7 +365,7 @@ export class View {
     nodes.forEach((node, at) => {
       if (host.children[at] !== node) host.insertBefore(node, host.children[at] ?? null);
     });
-    for (const turn of turns) this.#viewOf(turn).update();
+    for (const turn of turns) this.#viewOf(turn).updateQuestion();
   }
 
   /** @param {Turn} turn */

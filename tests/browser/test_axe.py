@@ -92,3 +92,62 @@ async def test_nothing_is_wrong_with_what_an_agent_asks(chromium, fake: FakeServ
             await page.screenshot(path=tmp_path / f"{theme}-{size}.png")
             found[f"{theme} {size}"] = await violations(page)
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
+
+
+async def answered(page: Page, question: str) -> None:
+    """Asks, and waits for the whole answer."""
+    before = await page.locator(".turn").count()
+    await page.get_by_label("Your message").fill(question)
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn")).to_have_count(before + 1)
+    await expect(page.locator(".turn").last).to_have_attribute("data-status", "done")
+
+
+PLACES = {
+    "libraries": "Your libraries",
+    "usage": "In total",
+    "live": "What limits the service",
+    "feedback": "What people say of answers",
+    "settings": "My data",
+}
+
+
+async def test_nothing_is_wrong_with_the_views_beside_conversations_and_with_their_dialogs(chromium, library, tmp_path):
+    service, _ = library
+    found: dict[str, list[str]] = {}
+    for theme, size in LOOKS:
+        async with looked_at(chromium, theme, size) as page:
+
+            async def look(state: str, page: Page = page, name: str = f"{theme}-{size}") -> None:
+                await page.screenshot(path=tmp_path / f"{name}-{state}.png")
+                found[f"{name} {state}"] = await violations(page)
+
+            url = f"http://127.0.0.1:{service.port}/"
+            await page.goto(url)
+            await expect(page.locator("#connection")).to_have_text("Connected")
+            # Two answers with all that stands under them open, so that nothing of the one has the name of the other.
+            await answered(page, "one")
+            await answered(page, "two")
+            for number in range(2):
+                await page.locator(".ledger summary").nth(number).click()
+            await look("turns")
+            await page.get_by_role("button", name="Another answer").last.click()
+            await expect(page.locator(".version")).to_have_text("2 of 2")
+            await expect(page.locator(".turn").last).to_have_attribute("data-status", "done")
+            await page.get_by_role("button", name="Bad answer").last.click()
+            await page.get_by_role("button", name="Edit question").last.click()
+            await look("versions, a rating and an edit")
+            await page.keyboard.press("Escape")
+            await page.locator("#share").click()
+            await expect(page.get_by_role("dialog")).to_be_visible()
+            await look("share")
+            await page.keyboard.press("Escape")
+            await page.keyboard.press("Control+k")
+            await expect(page.locator("#switcher")).to_be_visible()
+            await look("switcher")
+            await page.keyboard.press("Escape")
+            for place, words in PLACES.items():
+                await page.goto(f"{url}#/{place}")
+                await expect(page.locator("#place")).to_contain_text(words)
+                await look(place)
+    assert {state: wrong for state, wrong in found.items() if wrong} == {}
