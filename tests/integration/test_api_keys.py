@@ -86,7 +86,8 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(
 ) -> None:
     key = stored_key(database, scopes=frozenset({scope}), roles=frozenset({"admin"}))
     wrong = []
-    for row, needs in SCOPES.items():
+    # Last what deletes the key with all that is its owner's.
+    for row, needs in sorted(SCOPES.items(), key=lambda item: item[0] == "DELETE /chatbot/me"):
         method, path = row.split()
         if method == "WS" or needs is PUBLIC:
             continue

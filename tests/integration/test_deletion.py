@@ -24,6 +24,8 @@ FILL = {
     " VALUES ('a1', %(id)s, 'admin', 'a.txt', 1)",
     "feedbacks": "INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating)"
     " VALUES ('f1', %(id)s, '1', 'admin', 'Georges', 5)",
+    "share_link": "INSERT INTO share_link (id, digest, session_id, user_id, audience)"
+    " VALUES ('l1', '\\x01', %(id)s, 'admin', 'signed_in')",
     "session_lease": "INSERT INTO session_lease VALUES (%(id)s, 'somebody', 1, now())",
 }
 """A row of each table that no turn of this test fills."""
