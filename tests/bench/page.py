@@ -10,14 +10,15 @@ Command: `python -m tests.bench.page`; Chromium on the cores of the load, the se
 
 import argparse
 import asyncio
+import re
 import sys
 from typing import Any, Final
 
 import psycopg
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, async_playwright, expect
 
 from tests.bench.bench import Verdicts
-from tests.bench.deployment import Server, deployed
+from tests.bench.deployment import Deployment, Server, deployed
 from tests.browser.conftest import CHROMIUM, QUIET
 from tests.support.patience import PATIENCE_S
 
@@ -26,6 +27,7 @@ CONVERSATIONS: Final = 5_000
 GROWTH_KIB: Final = 64.0
 """Of the page's heap, for each turn more: what it says, its nodes, its ledger."""
 _ROWS: Final = 200
+_BEGUN: Final = re.compile(r"(\S+\s+){20}")
 _PATIENCE_MS: Final = 1000 * PATIENCE_S
 _TOLD: Final = """
 window.tasks = [];
@@ -33,6 +35,11 @@ new PerformanceObserver((list) => {
   for (const { duration } of list.getEntries()) window.tasks.push(duration);
 }).observe({ type: "longtask", buffered: true });
 """
+_HELD_UP: Final = """() => new Promise((resolve) => setTimeout(() => {
+  const until = performance.now() + 150;
+  while (performance.now() < until);
+  resolve();
+}))"""
 _FILL: Final = """
 INSERT INTO session (session_id, user_id, agent_id, session_data, updated_at)
 SELECT 's' || n, 'admin', 'Georges', json_build_object('title', 'Conversation ' || n, 'next_rank', 2,
@@ -68,10 +75,12 @@ async def search(page: Page) -> None:
 
 
 async def while_streaming(page: Page, verdicts: Verdicts) -> None:
-    """What a person does while an answer is written."""
+    """What a person does while an answer is written. Raises RuntimeError where the page does not tell of long tasks."""
+    if await longest(page, page.evaluate(_HELD_UP)) < LONGEST_MS:
+        raise RuntimeError("a task of 150 ms was not told")
     await page.locator("#message").fill("Say a lot.")
     await page.keyboard.press("Enter")
-    await page.wait_for_function("(document.querySelector('.markdown')?.textContent.length ?? 0) > 50")
+    await expect(page.locator(".markdown").first).to_contain_text(_BEGUN, timeout=_PATIENCE_MS)
     for what, act in (
         ("nothing but the answer", page.wait_for_timeout(3_000)),
         ("a draft is typed", page.locator("#message").press_sequentially("A question " * 8, delay=20)),
@@ -129,6 +138,15 @@ async def measure(streaming: Server, quick: Server, count: int, verdicts: Verdic
         await browser.close()
 
 
+def started(deployment: Deployment, name: str, model: str) -> Server:
+    """A service with a spool of its own."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["persistence"]["spool_dir"] = str(deployment.work / f"spool-{name}")
+
+    return deployment.service(name, model, change=change)
+
+
 def main() -> int:
     """Measure and print; 1 where a bound is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.page")
@@ -136,8 +154,8 @@ def main() -> int:
     options = parser.parse_args()
     verdicts = Verdicts()
     with deployed() as deployment:
-        streaming = deployment.service("streaming", "mock;ttft=100;gap=20;tokens=3000")
-        quick = deployment.service("quick", "mock;ttft=1;gap=0")
+        streaming = started(deployment, "streaming", "mock;ttft=100;gap=20;tokens=3000")
+        quick = started(deployment, "quick", "mock;ttft=1;gap=0")
         asyncio.run(measure(streaming, quick, 40 if options.short else 200, verdicts))
     return int(verdicts.failed > 0)
 
