@@ -30,6 +30,8 @@ const t = catalogue({
 export class Asking {
   #app;
   creating = false;
+  /** Whether a question waits for its session, or for its files. */
+  #sending = false;
   /** @type {Promise<string|null>|null} the session that is being made */
   #made = null;
 
@@ -42,14 +44,17 @@ export class Asking {
   async send(text) {
     if (!(await this.#app.entered)) return;
     if (this.#app.agents.chosenAgentId === null) await this.#app.agents.agentsLoaded; // who asks at once is not told that there is none
-    if (this.creating || this.#app.state.current?.running !== undefined) return;
+    if (this.#sending || this.#app.state.current?.running !== undefined) return;
     const agentId = this.#app.agents.chosenAgentId;
     if (agentId === null) {
       this.#app.view.notify({ title: t("nobody"), message: "" }, () => this.#app.agents.loadAgents());
       return;
     }
+    this.#sending = true;
     const id = await this.session(agentId);
-    if (id === null || !(await this.#filesHaveCome(id))) return;
+    const there = id !== null && (await this.#filesHaveCome(id));
+    this.#sending = false;
+    if (id === null || !there) return;
     this.#app.view.clearNotice();
     this.#app.view.draft = "";
     this.#ask(this.#app.state.conversationOf(id), text, agentId);
