@@ -20,7 +20,7 @@ _ID = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
 Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
 Link = Annotated[str, Query(min_length=1, max_length=1000), AfterValidator(storable)]
 
-_HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class ReadableDocuments(Protocol):
@@ -59,7 +59,7 @@ def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments],
 def _answer(found: bytes | None) -> Response:
     if found is None:
         raise HTTPException(404, "This document is not there, or not for you.")
-    return Response(found, media_type="application/json", headers=_HEADERS)
+    return Response(found, media_type="application/json", headers=HEADERS)
 
 
 def _caller(request: Request, identity: Identity) -> Caller:

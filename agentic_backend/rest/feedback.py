@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from agentic_backend.errors import Forbidden, MessageNotFound, SessionNotFound
+from agentic_backend.errors import MessageNotFound, SessionNotFound
 from agentic_backend.events import utc_now
-from agentic_backend.rest.kpi_routes import KpiViews
+from agentic_backend.rest.kpi_routes import KpiViews, seen_by_operators
 from agentic_backend.session.store import Feedback, FeedbackStore, FeedbackWanted
 from backend_kit.wire import storable
 
@@ -86,12 +86,7 @@ def add_feedback_reading(
 ) -> None:
     """Add the route of those who may see `views()`. It names no user."""
 
-    def may_read(identity: caller) -> None:
-        if not views().open_to(identity):
-            raise Forbidden
-
-    # A dependency, so that a caller who may read nothing is refused before the query is validated.
-    @router.get("/kpi/feedback", dependencies=[Depends(may_read)])
+    @router.get("/kpi/feedback", dependencies=[Depends(seen_by_operators(views, caller))])
     async def read_feedback(
         agent: Annotated[_Id | None, Query()] = None,
         rating: Annotated[int | None, Query(ge=1, le=5)] = None,

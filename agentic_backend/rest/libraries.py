@@ -8,30 +8,25 @@ few are in memory at a time.
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi import Path as PathParam
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import BadRequest, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller, KnowledgeRequest, LibraryClient
+from agentic_backend.rest.documents import HEADERS, Uid
 from backend_kit.auth import Identity
 from backend_kit.http import Download, error_response, request_id
 from backend_kit.wire import Code, InvalidJson, loads
 
 PREFIX: Final = "/knowledge"
 UPLOAD_PATH: Final = PREFIX + "/upload-process-documents"
-_ID: Final = r"^[A-Za-z0-9_~-][A-Za-z0-9_.:~-]*$"
-"""No leading dot: a segment `..` would climb in the requested path."""
-Uid = Annotated[str, PathParam(min_length=1, max_length=128, pattern=_ID)]
-
 _MAX_REFUSAL_BYTES: Final = 64 * 1024
 _MAX_FIELD_CHARS: Final = 200
 _MAX_TYPE_CHARS: Final = 200
-_HEADERS: Final = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
 _KEPT: Final = ("X-Turnwise-Rerank",)
 _KEPT_OF_FILES: Final = ("Content-Disposition", "Content-Length", "Content-Security-Policy")
 _TOLD: Final = frozenset(
@@ -146,7 +141,7 @@ async def _call(
         return _refusal(request, found.status, found.headers, found.body)
     if route.status == 204:
         return Response(status_code=204)
-    return Response(found.body, found.status, {**_HEADERS, **_kept(found.headers, _KEPT)}, "application/json")
+    return Response(found.body, found.status, {**HEADERS, **_kept(found.headers, _KEPT)}, "application/json")
 
 
 async def _object(request: Request) -> bytes:
@@ -207,7 +202,7 @@ async def _stream(
         found = await stack.enter_async_context(client.open(asked, asked_by))
         if found.status != 200:
             return _refusal(request, found.status, found.headers, await found.beginning(_MAX_REFUSAL_BYTES))
-        headers = {**_HEADERS, **_kept(found.headers, kept)}
+        headers = {**HEADERS, **_kept(found.headers, kept)}
         kind = found.headers.get("Content-Type", "application/octet-stream")
         return _Relayed(found.pieces(), stack.pop_all(), headers=headers, media_type=kind)
     raise AssertionError("a stack swallows nothing")

@@ -107,7 +107,7 @@ const AGENT_HUES = 8;
 export function markAgent(node, id, name) {
   let sum = 0;
   for (const char of id) sum = (sum * 31 + (char.codePointAt(0) ?? 0)) % 65_521;
-  node.dataset.hue = String(sum % AGENT_HUES);
+  node.style.setProperty("--own", `var(--hue-${sum % AGENT_HUES})`);
   node.textContent = [...name.trim()][0]?.toLocaleUpperCase() ?? "";
 }
 

@@ -269,7 +269,10 @@ export class Following {
     turn.fromOtherTab = true;
     this.#adopt(turn, Date.now());
     if (turn.sessionId === this.#app.state.currentId) {
-      this.#app.view.addTurn(turn);
+      // It may stand in the place of what is on the screen, or on another line than that.
+      const { turns } = conversation;
+      this.#app.view.showLine(turns);
+      if (turns.includes(turn)) this.#app.view.addTurn(turn);
       this.#app.navigation.showBusy();
     }
     if (this.#app.socket.state === "open") this.#resume(turn);

@@ -81,12 +81,13 @@ export function fullMoment(iso) {
 const SIZE_UNITS = ["byte", "kilobyte", "megabyte", "gigabyte"];
 
 /**
- * The size of a file: `312 byte`, `4.2 MB`.
+ * A size in thousands: `512 bytes`, `1.4 MB`.
  * @param {number} bytes
  */
 export function fileSize(bytes) {
-  const power = Math.min(Math.floor(Math.log(Math.max(bytes, 1)) / Math.log(1000)), SIZE_UNITS.length - 1);
-  const maximumFractionDigits = power < 2 ? 0 : 1;
-  const format = new Intl.NumberFormat(language, { style: "unit", unit: SIZE_UNITS[power], maximumFractionDigits });
-  return format.format(bytes / 1000 ** power);
+  const power = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), SIZE_UNITS.length - 1);
+  /** @type {Intl.NumberFormatOptions} */
+  const options = { style: "unit", unit: SIZE_UNITS[power], maximumFractionDigits: power < 2 ? 0 : 1 };
+  const unitDisplay = power === 0 ? "long" : "short";
+  return new Intl.NumberFormat(language, { ...options, unitDisplay }).format(bytes / 1000 ** power);
 }

@@ -6,6 +6,7 @@
  */
 import { ApiError } from "./api.js";
 import { catalogue } from "./i18n.js";
+import { saveFile } from "./saving.js";
 import { titleOf } from "./sidebar.js";
 import { titleFrom } from "./titles.js";
 
@@ -197,7 +198,11 @@ export class SessionList {
   /** @param {"md"|"json"} format */
   async exportSession(format) {
     const id = this.#app.state.currentId;
-    if (id !== null) await this.#app.guarded(async () => this.#app.view.save(await this.#app.api.exported(id, format)));
+    if (id === null) return;
+    await this.#app.guarded(async () => {
+      const { name, blob } = await this.#app.api.exported(id, format);
+      saveFile(name, blob);
+    });
   }
 
   async share() {

@@ -231,17 +231,6 @@ export class View {
   }
 
   /**
-   * Hands a file to the browser to be saved.
-   * @param {{name: string, blob: Blob}} file
-   */
-  save({ name, blob }) {
-    const url = URL.createObjectURL(blob);
-    el("a", { href: url, download: name }).click();
-    // The browser reads it after the click: an address that is gone at once saves nothing.
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  }
-
-  /**
    * The list beside the log, or why there is none.
    * @param {Session[]} sessions
    * @param {ListState} state

@@ -78,7 +78,7 @@ async def test_a_file_is_attached_cited_kept_over_a_reload_and_removed(page, sta
         await expect(with_question).to_have_text("pumps.md")
 
         await page.reload()
-        await expect(attached).to_have_text(f"pumps.md{len(PUMPS)} byte")
+        await expect(attached).to_have_text(f"pumps.md{len(PUMPS)} bytes")
         await expect(with_question).to_have_text("pumps.md")
         await page.get_by_role("button", name="Remove pumps.md").click()
         await expect(attached).to_have_count(0)

@@ -89,6 +89,22 @@ async def test_versions_of_questions_and_answers(page: Page, start_service: Star
             assert await line(page) == [("one", "f")]
 
 
+async def test_another_tab_follows_an_answer_that_is_made_again(page: Page, start_service: StartService) -> None:
+    async with scripted(*map(says, "abcd")) as model:
+        on_it = {"default_chat_model": {"name": "scripted", "settings": {"base_url": model.base_url}}}
+        async with start_service(ai=on_it) as service:
+            await page.goto(f"http://127.0.0.1:{service.port}/")
+            await ask(page, "one")
+            await ask(page, "two")
+            other = await page.context.new_page()
+            await other.goto(page.url)
+            await expect(other.locator(".turn")).to_have_count(2)
+            await turn(page, 0).get_by_role("button", name="Another answer").click()
+            await expect(other.locator(".turn .version")).to_have_text("2 of 2")
+            await ended(other)
+            assert await line(other) == await line(page) == [("one", "c")]
+
+
 async def test_an_edit_that_is_given_up_changes_nothing(page: Page, start_service: StartService) -> None:
     async with start_service() as service:
         await page.goto(f"http://127.0.0.1:{service.port}/")

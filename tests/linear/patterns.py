@@ -209,7 +209,6 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/settings.py::Ai": f"{_CONFIGURED}; {_RUST}",
     "agentic_backend/branding.py::_colour": _CONFIGURED,
     "agentic_backend/rest/page.py::_COMMENTS": "scripts and style sheets of ours",
-    "agentic_backend/rest/libraries.py::Uid": _RUST,
     "agentic_backend/rest/usage.py::Zone": _RUST,
     "agentic_backend/rest/keys.py::_KeyId": _RUST,
     "agentic_backend/rest/keys.py::MakeKey": _RUST,

@@ -7,8 +7,11 @@ import { el, icon } from "../dom.js";
 import { fullMoment, moment } from "../format.js";
 import { catalogue } from "../i18n.js";
 import { BAD, GOOD, ratingText, reasonText } from "../opinion.js";
+import { saveCsv } from "../saving.js";
 import { errorText } from "../texts.js";
-import { csvOf } from "./csv.js";
+
+/** Of the file. */
+const COLUMNS = /** @type {const} */ (["createdAt", "agentName", "rating", "reason", "comment", "exchangeId"]);
 
 const t = catalogue({
   en: {
@@ -183,7 +186,7 @@ class FeedbackPlace {
         all.push(...found);
         more = found.length === FILE_PAGE;
       }
-      saveText("feedback.csv", csvOf(all));
+      saveCsv("feedback.csv", [[...COLUMNS], ...all.map((one) => COLUMNS.map((name) => one[name]))]);
       const count = all.length;
       this.#state.textContent = count >= MAX_IN_FILE ? t("cut", { count }) : t("saved", { count });
     });
@@ -215,12 +218,4 @@ function cardOf({ rating, reason, comment, exchangeId, agentName, createdAt }) {
   const exchange = el("p", { class: "exchange" }, `${t("exchange")} `, el("code", {}, exchangeId ?? t("pending")));
   const words = comment === null ? [] : [el("p", { class: "said", dir: "auto" }, comment)];
   return el("li", { tabindex: "-1" }, facts, words, exchange);
-}
-
-/** @param {string} name @param {string} text */
-function saveText(name, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
-  el("a", { href: url, download: name }).click();
-  // The browser reads it after the click: an address that is gone at once saves nothing.
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

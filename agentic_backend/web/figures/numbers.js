@@ -8,8 +8,6 @@ const PERCENT = new Intl.NumberFormat(language, { style: "percent", maximumFract
 const CLOCK = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hour12: false });
 const CLOCK_IN_FULL = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
-const PREFIXES = ["", "k", "M", "G", "T"];
-
 /** What stands where there is no figure. */
 export const NONE = "–";
 
@@ -36,16 +34,6 @@ export function amount(value) {
  */
 export function share(value) {
   return value === null ? NONE : PERCENT.format(value);
-}
-
-/**
- * Bytes: `512 B`, `3.1 kB`, `20 MB`; in French `20 Mo`.
- * @param {number|null} value
- */
-export function bytes(value) {
-  if (value === null) return NONE;
-  const power = Math.min(Math.floor(Math.log10(Math.max(value, 1)) / 3), PREFIXES.length - 1);
-  return `${SOME.format(value / 1000 ** power)} ${PREFIXES[power]}${language === "fr" ? "o" : "B"}`;
 }
 
 /**

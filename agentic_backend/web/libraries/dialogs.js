@@ -2,6 +2,7 @@
 
 /** @import { Access, Library } from "./api.js" */
 /** @import { Child } from "../dom.js" */
+import { confirmed } from "../confirm.js";
 import { el } from "../dom.js";
 import { t } from "./texts.js";
 
@@ -10,15 +11,15 @@ let count = 0;
 
 /**
  * Shows a dialog; whether its action was chosen.
- * @param {{title: string, action: string, danger?: boolean}} kind
+ * @param {{title: string, action: string}} kind
  * @param {...Child} content
  * @returns {Promise<boolean>}
  */
-function asked({ title, action, danger = false }, ...content) {
+function asked({ title, action }, ...content) {
   count += 1;
   const id = `library-dialog-${count}`;
-  const keep = el("button", { value: "", formnovalidate: true, autofocus: danger }, danger ? t("keep") : t("cancel"));
-  const go = el("button", { value: "go", class: danger ? "danger" : "primary" }, action);
+  const keep = el("button", { value: "", formnovalidate: true }, t("cancel"));
+  const go = el("button", { value: "go", class: "primary" }, action);
   const form = el("form", { method: "dialog" }, el("h2", { id }, title), content);
   form.append(el("div", { class: "buttons" }, keep, go));
   const dialog = el("dialog", { class: "library-dialog", "aria-labelledby": id }, form);
@@ -43,8 +44,8 @@ function asked({ title, action, danger = false }, ...content) {
  * @param {string} title
  * @param {string} text
  */
-export function confirmed(title, text) {
-  return asked({ title, action: t("remove"), danger: true }, el("p", { dir: "auto" }, text));
+export function confirmedRemoval(title, text) {
+  return confirmed(document.body, { title, text, keep: t("keep"), act: t("remove") });
 }
 
 /**

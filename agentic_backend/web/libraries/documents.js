@@ -4,10 +4,11 @@
 /** @import { Shown } from "./place.js" */
 import { ApiError } from "../api.js";
 import { el, icon } from "../dom.js";
-import { saveFile } from "./files.js";
+import { fileSize } from "../format.js";
+import { saveFile } from "../saving.js";
 import { PAGE } from "./api.js";
-import { askedLibrary, confirmed } from "./dialogs.js";
-import { dateText, reasonText, sizeText, t } from "./texts.js";
+import { askedLibrary, confirmedRemoval } from "./dialogs.js";
+import { dateText, reasonText, t } from "./texts.js";
 
 const LOOK_AGAIN_MS = 3000;
 const TYPING_MS = 250;
@@ -120,7 +121,7 @@ export class Documents {
     const path = el("bdi", { class: "hint document-path" }, one.file_path);
     const state = el("span", { class: "state" }, icon(STATE_ICONS[one.status]), t(STATES[one.status]));
     const facts = [
-      sizeText(one.size_bytes),
+      fileSize(one.size_bytes),
       t("passages", { count: one.chunk_count }),
       ...(one.version > 1 ? [t("version", { version: one.version })] : []),
       t("added", { date: dateText(one.ingested_at) }),
@@ -160,7 +161,7 @@ export class Documents {
 
   /** @param {LibraryDocument} one */
   #save(one) {
-    return this.#withFile(one, (file) => saveFile(file, one.file_name));
+    return this.#withFile(one, (file) => saveFile(one.file_name, file));
   }
 
   /** The service has no order to read a file again: it gets the file again, which it reads where that is worth it. @param {LibraryDocument} one */
@@ -213,7 +214,7 @@ export class Documents {
   #remove(one) {
     const { library, page, guarded } = this.#shown;
     return guarded(async () => {
-      if (!(await confirmed(t("removeDocument"), t("removeDocumentText", { name: one.file_path })))) return;
+      if (!(await confirmedRemoval(t("removeDocument"), t("removeDocumentText", { name: one.file_path })))) return;
       await library.removeDocument(one.document_uid);
       page.announce(t("removed", { name: one.file_path }));
       await this.reload();

@@ -4,7 +4,7 @@
 /** @import { Shown } from "./place.js" */
 import { ApiError } from "../api.js";
 import { el, icon } from "../dom.js";
-import { askedAccess, askedName, confirmed, fits } from "./dialogs.js";
+import { askedAccess, askedName, confirmedRemoval, fits } from "./dialogs.js";
 import { Documents } from "./documents.js";
 import { searchSection } from "./search.js";
 import { t } from "./texts.js";
@@ -115,7 +115,7 @@ async function removeLibrary({ library, page, guarded }, found) {
   await guarded(async () => {
     const { total } = await library.documents({ libraryId: found.id, limit: 1 });
     const text = t("removeLibraryText", { name: found.name, documents: t("documents", { count: total }) });
-    if (!(await confirmed(t("removeLibrary"), text))) return;
+    if (!(await confirmedRemoval(t("removeLibrary"), text))) return;
     await library.remove(found.id);
     page.announce(t("removed", { name: found.name }));
     page.goTo("#/libraries");

@@ -311,20 +311,11 @@ export function reasonText(failure) {
 }
 
 const DATE = new Intl.DateTimeFormat(language, { dateStyle: "medium" });
-const UNITS = ["byte", "kilobyte", "megabyte", "gigabyte"];
 
 /** @param {string} iso */
 export function dateText(iso) {
   const date = new Date(iso);
   return Number.isNaN(date.getTime()) ? "–" : DATE.format(date);
-}
-
-/** A size in thousands: `512 bytes`, `1.4 MB`. @param {number} bytes */
-export function sizeText(bytes) {
-  const at = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, bytes)) / 3)));
-  const unitDisplay = at === 0 ? "long" : "short";
-  const options = { style: "unit", unit: UNITS[at], unitDisplay, maximumFractionDigits: at < 2 ? 0 : 1 };
-  return new Intl.NumberFormat(language, /** @type {Intl.NumberFormatOptions} */ (options)).format(bytes / 1000 ** at);
 }
 
 /** @param {number} score */

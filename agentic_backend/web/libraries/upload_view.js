@@ -4,7 +4,8 @@
 /** @import { Shown } from "./place.js" */
 /** @import { Named, Upload } from "./uploading.js" */
 import { el, icon } from "../dom.js";
-import { reasonText, sizeText, t } from "./texts.js";
+import { fileSize } from "../format.js";
+import { reasonText, t } from "./texts.js";
 import { chosenFiles, droppedFiles, isHidden, MOST_FILES } from "./uploading.js";
 
 /**
@@ -145,7 +146,7 @@ class UploadRow {
     this.#upload = upload;
     this.#bar.setAttribute("aria-label", upload.name);
     const name = el("bdi", { class: "upload-name" }, upload.name);
-    const size = el("span", { class: "hint" }, sizeText(upload.file.size));
+    const size = el("span", { class: "hint" }, fileSize(upload.file.size));
     const facts = el("div", { class: "upload-facts" }, name, size);
     this.node = el("li", {}, facts, this.#state, this.#bar, this.#button);
     this.#button.addEventListener("click", () => {

@@ -4,9 +4,9 @@
  */
 
 /** @import { Lines } from "../figures/chart.js" */
-/** @import { Values } from "../figures/table.js" */
-import { amount, bytes, clock, count, NONE, share } from "../figures/numbers.js";
-import { duration } from "../format.js";
+/** @import { Values } from "../saving.js" */
+import { amount, clock, count, NONE, share } from "../figures/numbers.js";
+import { duration, fileSize } from "../format.js";
 import { advice } from "./advice.js";
 import { t } from "./texts.js";
 
@@ -63,8 +63,8 @@ export function tiles({ whole, levels }) {
     [t("queued"), count(levels.queued)],
     [t("pending"), count(levels.pending)],
     [t("oldest"), milliseconds(levels.oldest_ms)],
-    [t("spool"), `${count(levels.spool_records)} · ${bytes(levels.spool_bytes)}`],
-    [t("outbox"), bytes(levels.outbox_bytes)],
+    [t("spool"), `${count(levels.spool_records)} · ${fileSize(levels.spool_bytes)}`],
+    [t("outbox"), fileSize(levels.outbox_bytes)],
     [t("sockets"), count(levels.sockets + levels.streams)],
   ];
 }

@@ -4,8 +4,9 @@
 import { ApiError } from "../api.js";
 import { el, icon } from "../dom.js";
 import { catalogue } from "../i18n.js";
+import { saveFile } from "../saving.js";
 import { errorText } from "../texts.js";
-import { confirmed } from "./confirm.js";
+import { confirmed } from "../confirm.js";
 
 const t = catalogue({
   en: {
@@ -99,10 +100,7 @@ export function dataSection(page, ended) {
 async function exportAll({ api }, say) {
   say(t("exporting"));
   const { name, blob } = await api.download("chatbot/me/export", DEADLINE_MS);
-  const url = URL.createObjectURL(blob);
-  el("a", { href: url, download: name }).click();
-  // The browser reads it after the click: an address that is gone at once saves nothing.
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  saveFile(name, blob);
   say(t("saved"));
 }
 

@@ -21,7 +21,7 @@ import { copyButton, el, icon } from "../dom.js";
 import { fullMoment } from "../format.js";
 import { catalogue } from "../i18n.js";
 import { errorText } from "../texts.js";
-import { confirmed } from "./confirm.js";
+import { confirmed } from "../confirm.js";
 
 const t = catalogue({
   en: {

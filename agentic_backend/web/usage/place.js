@@ -1,12 +1,13 @@
 /** Usage: turns, tokens and cost by day, agent and model; for operators of everybody, by person. */
 
 /** @import { Page } from "../places.js" */
-/** @import { Values } from "../figures/table.js" */
+/** @import { Values } from "../saving.js" */
 import { ApiError } from "../api.js";
 import { el } from "../dom.js";
 import { Chart } from "../figures/chart.js";
 import { count } from "../figures/numbers.js";
-import { saveCsv, table } from "../figures/table.js";
+import { table } from "../figures/table.js";
+import { saveCsv } from "../saving.js";
 import { catalogue, language } from "../i18n.js";
 
 const t = catalogue({

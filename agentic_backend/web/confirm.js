@@ -1,6 +1,6 @@
 /** A question before something that cannot be undone. */
 
-import { el } from "../dom.js";
+import { el } from "./dom.js";
 
 /**
  * Whether the person said so. With `word` they must type it first.
