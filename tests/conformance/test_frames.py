@@ -2,6 +2,7 @@
 answered."""
 
 import zlib
+from itertools import pairwise
 
 import pytest
 
@@ -127,22 +128,25 @@ async def test_compression_that_was_not_agreed_on_is_a_reserved_bit(deflating: S
 
 
 OVERSIZE = (frame(TEXT, b"x" * 10_000_000), *(case.sent for case in CASES if case.code == 1009))
-LARGEST_GROWTH_MB = 2.0
+LARGEST_GROWTH_MB = 1.0
+ROUNDS = 4
 
 
 async def test_what_is_too_large_takes_no_memory(standing: Standing, deflating: Standing) -> None:
-    """docs/trust.md#D4: 10 MB at once, 2**63 announced, and bombs; the second round must not need more than the
-    first."""
+    """docs/trust.md#D4: 10 MB at once, 2**63 announced, and bombs; what a frame leaves behind it leaves in every round.
+
+    The least growth counts: in one round of many the service takes 2 MB at once, without such frames as well.
+    """
     for server, frames, extension in (
         (standing, OVERSIZE, ()),
         (deflating, (COMPRESSED[-2].sent, COMPRESSED[-1].sent), ("Sec-WebSocket-Extensions: permessage-deflate",)),
     ):
         seen = []
-        for _ in range(2):
+        for _ in range(ROUNDS):
             for sent in frames:
                 async with bystander(server), peer(server.port) as stranger:
                     await opened(stranger, *extension)
                     await stranger.send(sent)
                     assert await stranger.close_code() == 1009
             seen.append(server.rss_mb())
-        assert seen[1] - seen[0] <= LARGEST_GROWTH_MB
+        assert min(after - before for before, after in pairwise(seen)) <= LARGEST_GROWTH_MB

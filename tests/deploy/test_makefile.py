@@ -45,6 +45,7 @@ TARGETS = (
         "bench-strangers",
         "bench-doors",
         "bench-langgraph",
+        "bench-page",
         "bench-scale",
         "bench-tracing",
         "bench-truth",
