@@ -1,7 +1,7 @@
 """REST of all that is the caller's: exported as one file, and deleted as a whole."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -12,6 +12,8 @@ from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
 from agentic_backend.rest.attachments import AttachmentServices
 from agentic_backend.rest.keys import KeyServices, wire
 from agentic_backend.rest.messages import MessageReader
+from agentic_backend.rest.shares import ShareServices
+from agentic_backend.session.links import ShareLink
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import FeedbackStore, SessionStore
@@ -48,6 +50,10 @@ class OwnDataServices(Protocol):
     @property
     def keys(self) -> KeyServices:
         """Where API keys are."""
+
+    @property
+    def shares(self) -> ShareServices:
+        """The links to conversations."""
 
     @property
     def attachments(self) -> AttachmentServices:
@@ -89,8 +95,8 @@ def add_own_data(router: APIRouter, services: Callable[[], OwnDataServices], cal
 
     @router.get(PATH + "/export", response_class=Response, responses={200: file})
     async def export_own_data(identity: known) -> Response:
-        """All that is the caller's as one JSON file: conversations with their messages and the names of their
-        attachments, preferences, feedback, and keys without their secrets."""
+        """All that is the caller's as one JSON file: conversations with their messages, the names of their attachments
+        and the links to them, preferences, feedback, and links and keys without their secrets."""
         state = services()
         headers = {
             "Content-Disposition": 'attachment; filename="my-data.json"',
@@ -149,7 +155,8 @@ async def _written(state: OwnDataServices, identity: Identity) -> AsyncIterator[
     yield dumps(head)[:-1] + b',"sessions":['
     between = b""
     async for session in _all_sessions(state.store, identity.uid):
-        yield between + _session_head(session)
+        links = await state.shares.links.of_session(session.id, identity.uid)
+        yield between + _session_head(session, links)
         reader = MessageReader(state.store, session.id, identity.uid)
         async for part in reader.json(HistoryWindow(branches=True)):
             yield part.body
@@ -165,9 +172,13 @@ async def _written(state: OwnDataServices, identity: Identity) -> AsyncIterator[
     yield b'],"keys":' + dumps(await _keys(state.keys, identity)) + b"}"
 
 
-def _session_head(session: Session) -> bytes:
-    attachments = [{"id": file.id, "name": file.name} for file in session.attachments]
-    return dumps({"session": session.wire(), "attachments": attachments})[:-1] + b',"messages":['
+def _session_head(session: Session, links: Sequence[ShareLink]) -> bytes:
+    head = {
+        "session": session.wire(),
+        "attachments": [{"id": file.id, "name": file.name} for file in session.attachments],
+        "links": [link.wire() for link in links],
+    }
+    return dumps(head)[:-1] + b',"messages":['
 
 
 async def _all_sessions(store: SessionStore, user_id: str) -> AsyncIterator[Session]:

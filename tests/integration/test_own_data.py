@@ -48,6 +48,8 @@ async def belongings(service: RunningService, user: str) -> tuple[str, str]:
         assert response.status == 204
     async with service.http.post(f"{BASE}/chatbot/keys", json={"name": f"{user}'s"}, headers=headers) as response:
         key_id = str((await response.json())["id"])
+    async with service.http.post(f"{BASE}/chatbot/session/{session_id}/share", headers=headers) as response:
+        assert response.status == 201
     body = {"preferences": {"tone": "dry"}}
     async with service.http.put(
         f"{BASE}/chatbot/session/{session_id}/preferences", json=body, headers=headers
@@ -79,6 +81,9 @@ async def test_the_file_holds_all_that_is_the_callers_and_nothing_else(
         assert conversation["attachments"] == [{"id": "an-attachment", "name": "pumps.md"}]
         history = await read(service, "ann", f"{BASE}/chatbot/session/{ids['ann'][0]}/history")
         assert conversation["messages"] == history
+        links = await read(service, "ann", f"{BASE}/chatbot/session/{ids['ann'][0]}/shares")
+        assert len(links) == 1
+        assert conversation["links"] == links
         assert [one["comment"] for one in told["feedback"]] == ["fine"]
         assert [(one["id"], one["name"]) for one in told["keys"]] == [(ids["ann"][1], "ann's")]
         assert "bob" not in json.dumps(told)

@@ -11,7 +11,7 @@ import { confirmed } from "../confirm.js";
 const t = catalogue({
   en: {
     heading: "My data",
-    about: "Your conversations with their attachments and preferences, what you said about answers, and your keys.",
+    about: "Your conversations with their attachments, links and preferences, what you said about answers, and your keys.",
     export: "Save a copy",
     exporting: "Collecting your data…",
     saved: "Your data is saved as a file.",
@@ -29,7 +29,7 @@ const t = catalogue({
   },
   fr: {
     heading: "Mes données",
-    about: "Vos conversations avec leurs pièces jointes et préférences, vos avis sur les réponses, et vos clés.",
+    about: "Vos conversations avec leurs pièces jointes, liens et préférences, vos avis sur les réponses, et vos clés.",
     export: "Enregistrer une copie",
     exporting: "Vos données sont rassemblées…",
     saved: "Vos données sont enregistrées dans un fichier.",
