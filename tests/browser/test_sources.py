@@ -29,7 +29,11 @@ ON_TURNS = [README, MANUAL, *(ROOT / "docs" / f"{name}.md" for name in ("contrac
 QUESTION = "How does Turnwise persist a turn?"
 AGENTS = [
     {"name": "Georges", "class_path": "agentic_backend.agent.plain"},
-    {"name": "Rico", "class_path": "agentic_backend.agent.rag"},
+    {
+        "name": "Rico",
+        "class_path": "agentic_backend.agent.rag",
+        "chat_options": {"libraries_selection": True, "documents_selection": True, "search_policy_selection": True},
+    },
 ]
 
 
