@@ -102,3 +102,28 @@ async def test_more_than_a_page_comes_on_demand(page, fake):
     await expect(cards).to_have_count(51)
     await expect(cards.last).to_be_focused()
     await expect(page.get_by_role("button", name="Show more")).to_be_hidden()
+
+
+async def test_what_cannot_be_read_is_not_said_to_be_missing(page, fake):
+    refused = True
+    asked = 0
+
+    async def answer(route):
+        nonlocal asked
+        asked += 1
+        if refused:
+            body = {"detail": {"code": "overloaded", "message": "no"}}
+            await route.fulfill(status=503, json=body)
+        else:
+            await route.fulfill(json=[])
+
+    await page.route("**/kpi/feedback?*", answer)
+    await page.goto(f"{fake.url}#/feedback")
+    notice = page.locator("#notice")
+    await expect(notice).to_be_visible()
+    await expect(page.locator("#place").get_by_role("status")).to_be_empty()
+    await expect(page.get_by_text("Nobody has rated an answer yet.")).to_have_count(0)
+    refused = False
+    await notice.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_text("Nobody has rated an answer yet.")).to_be_visible()
+    assert asked == 2

@@ -119,13 +119,20 @@ class FeedbackPlace {
 
   start() {
     this.#reload();
-    this.#guarded(async () => {
-      for (const { id } of await this.#page.api.agents()) this.#offer(id);
-    });
+    this.#offerAgents();
   }
 
   end() {
     this.#round += 1;
+  }
+
+  #offerAgents() {
+    return this.#guarded(
+      async () => {
+        for (const { id } of await this.#page.api.agents()) this.#offer(id);
+      },
+      () => this.#offerAgents(),
+    );
   }
 
   /** @param {string} agent */
@@ -154,7 +161,7 @@ class FeedbackPlace {
   async #load() {
     const round = this.#round;
     this.#state.textContent = t("loading");
-    await this.#guarded(async () => {
+    const call = async () => {
       const found = await this.#read(PAGE, this.#count);
       if (round !== this.#round) return;
       this.#count += found.length;
@@ -165,8 +172,10 @@ class FeedbackPlace {
       this.#more.hidden = found.length < PAGE;
       // The button may be gone: the keyboard goes on with what it brought.
       if (focused) (this.#more.hidden ? cards[0] : this.#more)?.focus();
-    });
-    if (round === this.#round) this.#state.textContent = this.#countText();
+    };
+    const read = await this.#guarded(call, () => this.#load());
+    // Of ratings that could not be read nobody knows whether there are any.
+    if (round === this.#round) this.#state.textContent = read || this.#count > 0 ? this.#countText() : "";
   }
 
   #countText() {
@@ -177,7 +186,7 @@ class FeedbackPlace {
   async #saveFile() {
     const round = this.#round;
     this.#save.disabled = true;
-    await this.#guarded(async () => {
+    const call = async () => {
       /** @type {Said[]} */
       const all = [];
       for (let more = true; more && all.length < MAX_IN_FILE; ) {
@@ -189,17 +198,20 @@ class FeedbackPlace {
       saveCsv("feedback.csv", [[...COLUMNS], ...all.map((one) => COLUMNS.map((name) => one[name]))]);
       const count = all.length;
       this.#state.textContent = count >= MAX_IN_FILE ? t("cut", { count }) : t("saved", { count });
-    });
+    };
+    await this.#guarded(call, () => this.#saveFile());
     this.#save.disabled = false;
   }
 
-  /** @param {() => Promise<void>} call */
-  async #guarded(call) {
+  /** Whether it did not fail. @param {() => Promise<void>} call @param {() => void} retry */
+  async #guarded(call, retry) {
     try {
       await call();
+      return true;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.#page.notify(errorText(error.failure), error.retryable ? () => this.#reload() : null);
+      this.#page.notify(errorText(error.failure), error.retryable ? retry : null);
+      return false;
     }
   }
 }
