@@ -52,7 +52,7 @@ export function searchesDocuments(agent) {
  * @param {Turn} turn
  * @param {boolean} searches whether its agent looks into documents first
  */
-export function doingText(turn, searches) {
+function doingText(turn, searches) {
   if (turn.ended) return "";
   if (turn.status === "stopping") return t("stopping");
   if (turn.waitingForConnection) return t("connection");

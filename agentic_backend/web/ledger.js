@@ -86,7 +86,7 @@ export const WORDS = ["waiting", "searching", "model", "tools", "us"];
  * @param {string} phase
  * @returns {Word}
  */
-export function wordOf(phase) {
+function wordOf(phase) {
   if (/^kf_(?!pool_wait$)|^vector_|^(keyword_expansion|follow_up)$/.test(phase)) return "searching";
   if (phase.endsWith("_wait")) return "waiting";
   if (phase.startsWith("llm_")) return "model";
@@ -157,7 +157,7 @@ function deepest(rows, moment) {
  * @param {Piece[]} parts
  * @returns {Record<Word, number>}
  */
-export function wordTimes(parts) {
+function wordTimes(parts) {
   /** @type {Record<Word, number>} */
   const times = { waiting: 0, searching: 0, model: 0, tools: 0, us: 0 };
   for (const { word, ms } of parts) times[word] += ms;

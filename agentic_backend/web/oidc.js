@@ -184,7 +184,7 @@ export function renewAfterMs(lifetimeMs) {
  * @param {string} token
  * @returns {Claims}
  */
-export function claimsOf(token) {
+function claimsOf(token) {
   try {
     const text = atob(token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/"));
     return JSON.parse(new TextDecoder().decode(Uint8Array.from(text, (char) => char.charCodeAt(0))));

@@ -62,7 +62,7 @@
  *   ConnectionState
  */
 
-export const SUBPROTOCOL = "turnwise.v1";
+const SUBPROTOCOL = "turnwise.v1";
 
 const FIRST_RETRY_MS = 200;
 const FIRST_CEILING_MS = 2_000;
@@ -111,7 +111,7 @@ export function backoffMs(attempt, random = Math.random) {
  * @param {number} code
  * @returns {"retry"|"asleep"|"replaced"|"refused"}
  */
-export function afterClose(code) {
+function afterClose(code) {
   return AFTER_CLOSE.get(code) ?? "retry";
 }
 

@@ -136,7 +136,7 @@ function offersScope(options) {
  * @param {ChatOptions} options
  * @returns {Scope}
  */
-export function scopeIn(kept, options) {
+function scopeIn(kept, options) {
   const { libraries, documents, policy, rag, corpus } = fieldsOf(kept);
   return {
     libraries: options.libraries_selection ? chosenIn(libraries) : [],

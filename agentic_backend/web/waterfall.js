@@ -41,7 +41,7 @@ const MAX_STRETCH = 3;
  * @param {number} endMs
  * @returns {number[]}
  */
-export function ticksOf(endMs) {
+function ticksOf(endMs) {
   if (!(endMs > 0)) return [0];
   const rough = endMs / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));

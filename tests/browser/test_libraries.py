@@ -283,3 +283,27 @@ async def test_a_knowledge_flow_that_is_away_is_said(page, start_service):
         await open_place(page, service)
         await expect(page.locator("#notice")).to_contain_text("The documents are not reachable")
         await expect(page.locator("#notice").get_by_role("button", name="Try again")).to_be_visible()
+
+
+async def test_a_library_of_more_than_one_request_tells_of_is_listed_whole(page, service):
+    asked: list[tuple[int, int]] = []
+
+    async def answer(route: Route) -> None:
+        wanted = route.request.post_data_json
+        asked.append((wanted["offset"], wanted["limit"]))
+        window = range(wanted["offset"], min(1_030, wanted["offset"] + wanted["limit"]))
+        await route.fulfill(json={"total": 1_030, "documents": [{"document_uid": str(number)} for number in window]})
+
+    await page.route("**/knowledge/documents/browse", answer)
+    await page.goto(f"http://127.0.0.1:{service.port}/")
+    listed = await page.evaluate(
+        """async () => {
+          const { Api, Credentials } = await import("/web/api.js");
+          const { LibraryApi } = await import("/web/libraries/api.js");
+          const api = new Api(new URL("/agentic/v1/", location.href), new Credentials());
+          const { total, documents } = await new LibraryApi(api).documents({ limit: 1050 });
+          return { total, uids: documents.map((one) => one.document_uid) };
+        }"""
+    )
+    assert asked == [(0, 1_000), (1_000, 50)]
+    assert listed == {"total": 1_030, "uids": [str(number) for number in range(1_030)]}

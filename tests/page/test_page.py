@@ -23,6 +23,7 @@ OWN = (
     *(f"tests/page/{name}" for name in ("__init__.py", "__main__.py", "frames.py")),
     *(f"tests/page/{name}" for name in ("eslint.config.js", "package-lock.json", "swagger.d.ts", "tsconfig.json")),
 )
+EXPORTED = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 LINT_MISTAKES = {
     "agentic_backend/web/format.js": (
         "/** @param {unknown} some */\nexport function nothing(some) {\n  return some == null;\n}\n",
@@ -139,6 +140,16 @@ def test_make_check_looks_at_every_script_that_is_shipped() -> None:
     assert recipe is not None
     assert recipe[1] == "\t@$(PYTHON) -m tests.checks\n"
     assert [check.command[1:] for check in CHECKS].count(("-m", "tests.page")) == 1
+
+
+def test_nothing_is_exported_that_no_other_script_and_no_test_names() -> None:
+    texts = {file: file.read_text() for page in PAGES for file in own_scripts(ROOT / page)}
+    texts |= {file: file.read_text() for file in (ROOT / "tests/browser").rglob("*.py")}
+    exported = [(file, name) for file, text in texts.items() for name in EXPORTED.findall(text)]
+    assert len(exported) > 100
+    named = {file: set(re.findall(r"\w+", text)) for file, text in texts.items()}
+    idle = [name for file, name in exported if not any(name in named[other] for other in texts if other != file)]
+    assert idle == []
 
 
 def test_types_of_frames_say_what_the_schemas_say(tmp_path: Path) -> None:

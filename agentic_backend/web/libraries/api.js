@@ -58,7 +58,8 @@
 
 /** Documents that are asked for at a time. */
 export const PAGE = 50;
-const PICKED = 1000;
+/** Documents that the service tells of at once. */
+const MOST_AT_ONCE = 1000;
 const FILE_DEADLINE_MS = 600_000;
 
 /** Libraries as the person may have them. Each call rejects with ApiError. */
@@ -102,16 +103,23 @@ export class LibraryApi {
 
   /**
    * Documents, newest first; of a library, of a state, with a part of their name.
-   * @param {{libraryId?: string|null, status?: string, name?: string, offset?: number, limit?: number}} wanted
+   * @param {{libraryId?: string|null, status?: string, name?: string, limit?: number}} wanted
    * @returns {Promise<{total: number, documents: LibraryDocument[]}>}
    */
-  documents({ libraryId = null, status = "", name = "", offset = 0, limit = PAGE } = {}) {
+  async documents({ libraryId = null, status = "", name = "", limit = PAGE } = {}) {
     const filters = {
       ...(libraryId === null ? {} : { tag_ids: [libraryId] }),
       ...(status === "" ? {} : { status }),
       ...(name === "" ? {} : { name }),
     };
-    return this.#api.call("POST", "knowledge/documents/browse", { filters, offset, limit });
+    /** @type {LibraryDocument[]} */
+    const documents = [];
+    for (;;) {
+      const window = { offset: documents.length, limit: Math.min(MOST_AT_ONCE, limit - documents.length) };
+      const found = await this.#api.call("POST", "knowledge/documents/browse", { filters, ...window });
+      documents.push(...found.documents);
+      if (found.documents.length < window.limit || documents.length >= limit) return { total: found.total, documents };
+    }
   }
 
   /** Puts a document into these libraries and no others. @param {string} uid @param {string[]} libraryIds */
@@ -168,27 +176,4 @@ export class LibraryApi {
     const { user_auth: auth } = await this.#api.settings();
     return auth.enabled;
   }
-}
-
-/**
- * What a question can be limited to: the libraries that the person reads, and how to get the documents of one.
- * @param {Api} api
- * @returns {Promise<{libraries: {id: string, name: string, path: string, documents: number}[],
- *   documentsOf: (libraryId: string) => Promise<{uid: string, title: string, name: string}[]>}>}
- */
-export async function pickable(api) {
-  const own = new LibraryApi(api);
-  const libraries = (await own.libraries()).map(({ id, name, path, document_count: documents }) => ({
-    id,
-    name,
-    path,
-    documents,
-  }));
-  return {
-    libraries,
-    documentsOf: async (libraryId) => {
-      const { documents } = await own.documents({ libraryId, status: "ready", limit: PICKED });
-      return documents.map(({ document_uid: uid, title, file_path: name }) => ({ uid, title, name }));
-    },
-  };
 }

@@ -86,7 +86,7 @@ export class Documents {
           libraryId: this.#library.id,
           status: this.#state.value,
           name: this.#name.value.trim(),
-          limit: Math.min(1000, this.#wanted),
+          limit: this.#wanted,
         });
         if (left.aborted || read !== this.#reads) return;
         this.#fill(total, documents);
