@@ -47,7 +47,7 @@ _TOLD: Final = frozenset(
 )
 """What knowledge flow refuses is told with its own code; any other failure of it is `kf_unavailable`."""
 
-Kind = Literal["json", "upload", "file"]
+Kind = Literal["json", "upload", "lines", "file"]
 _NDJSON: Final = "application/x-ndjson"
 _ASKED: Final[dict[str, Any]] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -83,6 +83,9 @@ PASSED_ROUTES: Final = (
     PassedRoute("GET", "/tags/{uid}/access", "Who reads a library beside its owner, who alone sees it."),
     PassedRoute("PUT", "/tags/{uid}/access", "Replace the readers of a library: its owner only."),
     PassedRoute("PUT", "/documents/{uid}/tags", "Put a document into exactly these libraries."),
+    PassedRoute(
+        "POST", "/documents/{uid}/ingest", "Read the kept file again; the answer is one JSON line a step.", "lines"
+    ),
     PassedRoute("POST", "/documents/browse", "The documents that the caller may read and the filters choose."),
     PassedRoute("GET", "/documents/metadata/{uid}", "What is known of one document."),
     PassedRoute("DELETE", "/documents/{uid}", "Delete a document with its content and passages.", status=204),
@@ -106,9 +109,10 @@ def _add(router: APIRouter, route: PassedRoute, libraries: Callable[[], LibraryC
         asked = KnowledgeRequest(route.method, route.path.replace("{uid}", uid))
         if route.kind == "json":
             return await _call(libraries(), route, asked, request, asked_by)
-        if route.kind == "file":
-            return await _stream(libraries(), asked, request, asked_by, _KEPT_OF_FILES)
-        return await _upload(libraries(), asked, request, asked_by)
+        if route.kind == "upload":
+            return await _upload(libraries(), asked, request, asked_by)
+        kept = _KEPT_OF_FILES if route.kind == "file" else ()
+        return await _stream(libraries(), asked, request, asked_by, kept)
 
     async def of_all(request: Request, identity: caller) -> Response:
         return await answer(request, identity, "")
@@ -116,7 +120,7 @@ def _add(router: APIRouter, route: PassedRoute, libraries: Callable[[], LibraryC
     async def of_one(uid: Uid, request: Request, identity: caller) -> Response:
         return await answer(request, identity, uid)
 
-    responses = {"json": {}, "file": _FILE, "upload": _LINES}[route.kind]
+    responses = {"json": {}, "file": _FILE, "upload": _LINES, "lines": _LINES}[route.kind]
     router.add_api_route(
         PREFIX + route.path,
         of_one if "{uid}" in route.path else of_all,

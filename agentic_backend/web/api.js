@@ -375,10 +375,10 @@ export class Api {
   }
 
   /**
-   * Sends a form, and tells how it goes: how much of it has been sent, then the lines of the answer while they come.
+   * Sends a form, or nothing, and tells how it goes: how much of it has been sent, then the lines of the answer while they come.
    * The whole answer; rejects with ApiError for any failure, with the code `aborted` where `signal` says so.
    * @param {string} path
-   * @param {FormData} form
+   * @param {FormData|null} form
    * @param {Transfer} transfer
    * @returns {Promise<string>}
    */
@@ -396,7 +396,7 @@ export class Api {
   /**
    * By XMLHttpRequest: fetch tells nothing of what it has sent.
    * @param {string} path
-   * @param {FormData} form
+   * @param {FormData|null} form
    * @param {Transfer} transfer
    * @returns {Promise<string>}
    */

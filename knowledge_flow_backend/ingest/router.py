@@ -1,4 +1,4 @@
-"""`POST /upload-process-documents`: files in, lines of progress out while they happen."""
+"""Files in, and kept ones once more; lines of progress out while they are read."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +18,7 @@ from knowledge_flow_backend.ingest.progress import Destination, Line
 from knowledge_flow_backend.ingest.receive import ReceivedFile, Upload, UploadLimits, receive
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
+from knowledge_flow_backend.library.bodies import Id
 from knowledge_flow_backend.library.intake import Intake
 
 logger = logging.getLogger(__name__)
@@ -67,9 +68,31 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
                 state.ingest.leave(identity.uid)
                 for file in upload.files:
                     await state.staging.drop(file.folder)
-        return StreamingResponse(_encoded(lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
+        return _told(lines)
+
+    @router.post("/documents/{uid}/ingest")
+    async def ingest_again(uid: Id, identity: caller) -> Response:
+        """Read, embed and index the file that is kept of a document again: its owner only. The answer is as of an
+        upload; what was there stays until it is replaced. 409 while it is written, for an attachment, and where no file
+        is kept."""
+        state = services()
+        state.ingest.require_open()
+        await state.ingest.enter(identity.uid)
+        lines = None
+        try:
+            lines = await state.ingest.again(Reader.of(identity), uid)
+        finally:
+            if lines is None:
+                state.ingest.leave(identity.uid)
+        if lines is None:
+            raise HTTPException(404, "Document not found.")
+        return _told(lines)
 
     return router
+
+
+def _told(lines: AsyncIterator[Line]) -> Response:
+    return StreamingResponse(_encoded(lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
 
 
 async def receive_files(request: Request, staging: Staging, limits: UploadLimits, upload: Upload) -> None:

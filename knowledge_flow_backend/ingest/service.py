@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from knowledge_flow_backend.ingest.progress import Destination, Line, Outcome, S
 from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps, kind_of
-from knowledge_flow_backend.library.intake import Arrival, Claim, Intake
+from knowledge_flow_backend.library.intake import Arrival, Claim, Intake, Left
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,21 @@ class IngestService:
         await upload.stored.wait()
         return _follow(lines)
 
+    async def again(self, reader: Reader, uid: str) -> AsyncIterator[Line] | None:
+        """Start to read the kept file of the reader's document again, for an upload that was entered, and follow it as
+        in `ingest`; None, and it stays entered, where there is no such document. Raises as `Intake.again`.
+
+        Until the new passages take the place of the old ones, and where that fails, the old ones are found.
+        """
+        self.require_open()
+        left = await self._intake.again(reader, uid, self._rules.pipeline)
+        if left is None:
+            return None
+        lines: asyncio.Queue[Line | None] = asyncio.Queue()
+        upload = self._taken(left, lines.put_nowait, entered=True)
+        self._tasks.spawn("ingest", lambda: self._run(upload))
+        return _follow(lines)
+
     async def keep_leases(self) -> None:
         """Renew the leases of this process's jobs until cancelled."""
         while True:
@@ -134,15 +149,19 @@ class IngestService:
         left = await self._intake.take(self._rules.pipeline, list(self._held))
         if left is None:
             return False
-        self._held[left.claim.mark] = left.claim
         logger.info("a file that a process left is taken up: %d bytes, deaths=%d", left.size, left.deaths)
+        await self._run(self._taken(left, lambda _line: None, entered=False))
+        return True
+
+    def _taken(self, left: Left, tell: Callable[[Line | None], None], *, entered: bool) -> UploadProgress:
+        """The upload that a job is whose bytes are in Postgres."""
+        self._held[left.claim.mark] = left.claim
         where = Destination(Reader(left.owner_id), left.tags, left.source_tag)
         file = ReceivedFile(left.label, self._staging.unmade(), left.size, left.sha256)
-        upload = UploadProgress([file], where, lambda _line: None, entered=False)
+        upload = UploadProgress([file], where, tell, entered=entered)
         upload.waiting[0].take_over(left)
         self._uploads.add(upload.ended)
-        await self._run(upload)
-        return True
+        return upload
 
     async def _run(self, upload: UploadProgress) -> None:
         try:

@@ -7,7 +7,8 @@ and also where that fails.
 
 The transaction of the claim also stores a job: the file's bytes and what to do with them, leased to the process that
 received it. If that process dies, the lease runs out, and any process takes the job over under a mark of its own. A job
-ends with its document's success, failure or deletion.
+ends with its document's success, failure or deletion. A document that is read again is such a job, with the bytes that
+are kept of it.
 """
 
 import hashlib
@@ -21,11 +22,12 @@ from sqlalchemy import text
 from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
+from knowledge_flow_backend.errors import Conflict
 from knowledge_flow_backend.index import Reader
 from knowledge_flow_backend.index.database import IndexDatabase, failure_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.library.statements import label_lock
-from knowledge_flow_backend.library.store import Statements
+from knowledge_flow_backend.library.store import RAW_PIECE_BYTES, Statements, lock_own, refuse_changing
 
 _OWN_TAGS = text("SELECT id FROM tags WHERE id = ANY(CAST(:tags AS text[])) AND owner_id = :user")
 _LOCK_TIMEOUT = text("SET LOCAL lock_timeout = 5000")
@@ -71,6 +73,17 @@ _ADD_JOB = text(
     VALUES (:uid, :claim, :path, :hash, :size, CAST(:tags AS text[]), :source_tag, :version, now())"""
 )
 _ADD_PIECE = text("INSERT INTO ingest_pieces (document_uid, ordinal, data) VALUES (:uid, :ordinal, :data)")
+_COPY_PIECES = text(
+    """INSERT INTO ingest_pieces (document_uid, ordinal, data)
+    SELECT c.document_uid, at.ordinal, substring(c.raw FROM at.ordinal * :piece + 1 FOR :piece)
+    FROM document_contents c, generate_series(0, (octet_length(c.raw) - 1) / :piece) AS at(ordinal)
+    WHERE c.document_uid = :uid"""
+)
+_KEPT = text(
+    """SELECT COALESCE(d.file_path, d.file_name) AS label, d.content_hash, d.source_tag,
+        octet_length(c.raw) AS size_bytes
+    FROM documents d JOIN document_contents c ON c.document_uid = d.uid WHERE d.uid = :uid"""
+)
 _PIECE = text(
     """SELECT p.data FROM ingest_pieces p JOIN ingest_jobs j USING (document_uid)
     WHERE p.document_uid = :uid AND j.claim = :claim AND p.ordinal = :ordinal"""
@@ -156,7 +169,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A job that a dead process left and this one has taken over.
+    """A job whose bytes are in Postgres alone: of a process that died, or of a document that is read again.
 
     `deaths` is how many processes have died while they worked on it, `written` whether the document was stored before
     the last one did.
@@ -218,6 +231,49 @@ class Intake:
             raise failure_of(error) from error
         return claim, found.changing or not same
 
+    async def again(self, reader: Reader, uid: str, pipeline: str) -> Left | None:
+        """Claim a document of the reader's to read the file that is kept of it again; None for an unknown one.
+
+        Durable as in `claim`. Raises `Forbidden` for another's, `Conflict` for an attachment, while new content is
+        written, and where no file of it is kept.
+        """
+        self._database.require_ready()
+        claim = Claim(uid, pipeline)
+        try:
+            async with self._database.writes.connection() as connection:
+                await connection.execute("lock_timeout", _LOCK_TIMEOUT)
+                # Before any lock: the write of a large document holds its row for minutes.
+                await refuse_changing(connection, reader, uid)
+                if not await lock_own(connection, reader, uid):
+                    return None
+                kept = await connection.execute("kept", _KEPT, {"uid": uid})
+                if not kept:
+                    raise Conflict("no file of it is kept")
+                job = {
+                    "path": kept[0].label,
+                    "hash": kept[0].content_hash,
+                    "size": kept[0].size_bytes,
+                    "tags": [],  # it stays where it is
+                    "source_tag": kept[0].source_tag,
+                }
+                await _add_job(connection, claim, job)
+                await connection.execute("copy_pieces", _COPY_PIECES, {"uid": uid, "piece": RAW_PIECE_BYTES})
+                await connection.execute("renew_jobs", _RENEW, {"claims": [claim.mark], "lease_s": self.lease_s})
+                await connection.commit()
+        except DatabaseFault as error:
+            raise failure_of(error) from error
+        return Left(
+            claim=claim,
+            owner_id=reader.user_id,
+            label=kept[0].label,
+            sha256=kept[0].content_hash,
+            size=kept[0].size_bytes,
+            tags=(),
+            source_tag=kept[0].source_tag,
+            deaths=0,
+            written=False,
+        )
+
     async def note(self, claim: Claim) -> None:
         """Record the stages. Raises `Refused` with `superseded` where the document is no longer this upload's."""
         if not await self._statements.rows("note_stage", _NOTE, claim.row()):
@@ -276,27 +332,31 @@ class Intake:
     async def _store(
         self, connection: TimedConnection, claim: Claim, arrival: Arrival, pieces: AsyncIterator[bytes]
     ) -> None:
-        claimed = await connection.execute("claim", _CLAIM, {"uid": claim.uid, "stages": claim.row()["stages"]})
-        if not claimed:
-            raise Refused(Reason.SUPERSEDED)
-        await connection.execute("drop_job", _DROP_JOB, {"uid": claim.uid})
         job = {
-            "uid": claim.uid,
-            "claim": claim.mark,
             "path": arrival.path,
             "hash": arrival.sha256,
             "size": arrival.size,
             "tags": list(arrival.tags),
             "source_tag": arrival.source_tag,
-            "version": claimed[0][0],
         }
-        await connection.execute("add_job", _ADD_JOB, job)
+        await _add_job(connection, claim, job)
         ordinal = 0
         async for piece in pieces:
             await connection.execute("add_piece", _ADD_PIECE, {"uid": claim.uid, "ordinal": ordinal, "data": piece})
             ordinal += 1
         # From the commit on, not from the beginning of the transaction.
         await connection.execute("renew_jobs", _RENEW, {"claims": [claim.mark], "lease_s": self.lease_s})
+
+
+async def _add_job(connection: TimedConnection, claim: Claim, job: Mapping[str, object]) -> None:
+    """Claim a document for a job, `{path, hash, size, tags, source_tag}`, whose pieces follow in the same transaction.
+    Raises `Refused` with `superseded`."""
+    claimed = await connection.execute("claim", _CLAIM, {"uid": claim.uid, "stages": claim.row()["stages"]})
+    if not claimed:
+        raise Refused(Reason.SUPERSEDED)
+    await connection.execute("drop_job", _DROP_JOB, {"uid": claim.uid})
+    values = {**job, "uid": claim.uid, "claim": claim.mark, "version": claimed[0][0]}
+    await connection.execute("add_job", _ADD_JOB, values)
 
 
 async def _find_or_add(connection: TimedConnection, reader: Reader, arrival: Arrival) -> Any:

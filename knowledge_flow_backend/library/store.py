@@ -268,9 +268,9 @@ class Library:
             raise UnknownLibrary  # outside all of its libraries the key could not see it any more
         async with self._statements.transaction() as connection:
             # Before any lock: the write of a large document holds its row for minutes.
-            await _refuse_changing(connection, reader, uid)
+            await refuse_changing(connection, reader, uid)
             await connection.execute("lock_label", statements.LOCK_LABEL, {"uid": uid, "reader": reader.user_id})
-            if not await _lock_own(connection, reader, uid):
+            if not await lock_own(connection, reader, uid):
                 return None
             await _lock_libraries(connection, reader, tags)
             place = {"uid": uid, "tags": tags}
@@ -363,20 +363,21 @@ class Library:
         return found is not None
 
 
-async def _lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bool:
-    """Lock the reader's own document against other changes; False where it does not exist for them."""
+async def lock_own(connection: TimedConnection, reader: Reader, uid: str) -> bool:
+    """Lock the reader's own document against other changes; False where it does not exist for them. Raises
+    `Forbidden` for another's, `Conflict` for an attachment and while new content is written."""
     rows = await connection.execute("lock_document", statements.LOCK_DOCUMENT, _key(reader, uid))
     for own, attached in rows:
         if not own:
             raise Forbidden("another owner's document")
         if attached:
-            raise Conflict("an attachment stands in no library")
+            raise Conflict("an attachment")
     if rows:
-        await _refuse_changing(connection, reader, uid)
+        await refuse_changing(connection, reader, uid)
     return bool(rows)
 
 
-async def _refuse_changing(connection: TimedConnection, reader: Reader, uid: str) -> None:
+async def refuse_changing(connection: TimedConnection, reader: Reader, uid: str) -> None:
     """Raises `Conflict` for a document of the reader's that is being written: its upload decides its libraries."""
     if await connection.execute("changing", statements.CHANGING, {"uid": uid, "reader": reader.user_id}):
         raise Conflict("the document is being written")

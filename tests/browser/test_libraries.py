@@ -150,12 +150,17 @@ async def test_names_of_others_are_text_and_nothing_else(page, place):
     assert await page.evaluate(wide)
 
 
-async def test_a_document_is_read_again_by_its_file(page, place):
+async def test_a_document_is_read_again_from_the_file_that_is_kept(page, place):
     await create(page, place, "Again")
     await upload(page, file("pumps.md", PUMPS))
     await expect(row(page, "pumps.md")).to_contain_text("Ready")
     await page.get_by_role("button", name="Read pumps.md again").click()
-    await expect(sent(page, "pumps.md").nth(1)).to_contain_text("Already there, unchanged")
+    await expect(sent(page, "pumps.md").nth(1)).to_contain_text("In the library")
+    await expect(row(page, "pumps.md")).to_contain_text("version 2")
+    search = page.get_by_role("search", name="Search in this library")
+    await search.get_by_label("Question").fill("How often is the filter rinsed?")
+    await search.get_by_role("button", name="Search").click()
+    await expect(page.locator(".hits > li").first).to_contain_text("Rinse the filter once a week")
     await page.get_by_role("button", name="Clear the list").click()
     await expect(page.locator(".uploads > li")).to_have_count(0)
     async with page.expect_download() as download:

@@ -70,6 +70,7 @@ NOT_AUDITED: dict[str, str] = {
     "DELETE /knowledge/tags/{uid}": _THERE,
     "PUT /knowledge/tags/{uid}/access": _THERE,
     "PUT /knowledge/documents/{uid}/tags": _THERE,
+    "POST /knowledge/documents/{uid}/ingest": _THERE,
     "POST /knowledge/documents/browse": _READS,
     "DELETE /knowledge/documents/{uid}": _THERE,
     "POST /knowledge/upload-process-documents": _THERE,

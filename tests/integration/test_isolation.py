@@ -104,6 +104,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /knowledge/tags/{uid}/access": Kind.SHARED,
     "PUT /knowledge/tags/{uid}/access": Kind.SHARED,
     "PUT /knowledge/documents/{uid}/tags": Kind.SHARED,
+    "POST /knowledge/documents/{uid}/ingest": Kind.SHARED,
     "POST /knowledge/documents/browse": Kind.SHARED,
     "GET /knowledge/documents/metadata/{uid}": Kind.SHARED,
     "DELETE /knowledge/documents/{uid}": Kind.SHARED,

@@ -171,6 +171,17 @@ export class LibraryApi {
     return this.#api.transfer("knowledge/upload-process-documents", form, { sent, line, signal });
   }
 
+  /**
+   * Has the file that is kept of a document read again.
+   * @param {string} uid
+   * @param {{step: (step: Step) => void, signal: AbortSignal}} told
+   */
+  readAgain(uid, { step, signal }) {
+    const line = (/** @type {string} */ text) => step(JSON.parse(text));
+    const path = `knowledge/documents/${encodeURIComponent(uid)}/ingest`;
+    return this.#api.transfer(path, null, { sent: () => {}, line, signal });
+  }
+
   /** Whether people are told apart here: without, there is nobody to share with. */
   async tellsPeopleApart() {
     const { user_auth: auth } = await this.#api.settings();

@@ -161,28 +161,21 @@ export class Documents {
 
   /** @param {LibraryDocument} one */
   #save(one) {
-    return this.#withFile(one, (file) => saveFile(one.file_name, file));
-  }
-
-  /** The service has no order to read a file again: it gets the file again, which it reads where that is worth it. @param {LibraryDocument} one */
-  #reread(one) {
-    return this.#withFile(one, (file) => {
-      this.#shown.uploading.add([{ file, name: one.file_path }], one.tag_ids);
-      this.#shown.page.announce(t("rereading", { name: one.file_path }));
-    });
-  }
-
-  /** @param {LibraryDocument} one @param {(file: Blob) => void} use */
-  #withFile(one, use) {
     const { library, page, guarded } = this.#shown;
     return guarded(async () => {
       try {
-        use(await library.file(one.document_uid));
+        saveFile(one.file_name, await library.file(one.document_uid));
       } catch (error) {
         if (!(error instanceof ApiError) || error.status !== 404) throw error;
         page.notify({ title: t("notKept"), message: one.file_path });
       }
     });
+  }
+
+  /** @param {LibraryDocument} one */
+  #reread(one) {
+    this.#shown.uploading.again(one);
+    this.#shown.page.announce(t("rereading", { name: one.file_path }));
   }
 
   /** @param {LibraryDocument} one */

@@ -146,7 +146,7 @@ class UploadRow {
     this.#upload = upload;
     this.#bar.setAttribute("aria-label", upload.name);
     const name = el("bdi", { class: "upload-name" }, upload.name);
-    const size = el("span", { class: "hint" }, fileSize(upload.file.size));
+    const size = el("span", { class: "hint" }, fileSize(upload.size));
     const facts = el("div", { class: "upload-facts" }, name, size);
     this.node = el("li", {}, facts, this.#state, this.#bar, this.#button);
     this.#button.addEventListener("click", () => {

@@ -1,6 +1,6 @@
 /** Files on their way into libraries: three at a time, the others wait. They go on while the person is elsewhere. */
 
-/** @import { LibraryApi, Step } from "./api.js" */
+/** @import { LibraryApi, LibraryDocument, Step } from "./api.js" */
 import { ApiError } from "../api.js";
 
 /**
@@ -9,6 +9,10 @@ import { ApiError } from "../api.js";
  *   UploadState
  *
  * @typedef {{file: Blob, name: string}} Named a file under the name that it gets, with its folders
+ * @typedef {object} Told
+ * @property {(bytes: number, of: number) => void} sent
+ * @property {(step: Step) => void} step
+ * @property {AbortSignal} signal
  */
 
 export const AT_ONCE = 3;
@@ -32,11 +36,19 @@ export class Upload {
   failure = null;
   stopping = new AbortController();
 
-  /** @param {Named} named @param {string[]} libraryIds */
-  constructor({ file, name }, libraryIds) {
-    this.file = file;
+  /**
+   * @param {string} name
+   * @param {number} size
+   * @param {string[]} libraryIds
+   * @param {"sending"|"received"} begins how: what the service keeps is not sent
+   * @param {(told: Told) => Promise<unknown>} run resolves at the end of the service's lines
+   */
+  constructor(name, size, libraryIds, begins, run) {
     this.name = name;
+    this.size = size;
     this.libraryIds = libraryIds;
+    this.begins = begins;
+    this.run = run;
   }
 
   get ended() {
@@ -116,7 +128,22 @@ export class Uploading {
 
   /** @param {Named[]} files @param {string[]} libraryIds */
   add(files, libraryIds) {
-    const added = files.map((file) => new Upload(file, libraryIds));
+    const library = this.#library;
+    this.#take(
+      files.map(({ file, name }) => {
+        const run = (/** @type {Told} */ told) => library.upload(file, name, libraryIds, told);
+        return new Upload(name, file.size, libraryIds, "sending", run);
+      }),
+    );
+  }
+
+  /** Reads what is kept of a document once more. @param {LibraryDocument} one */
+  again({ document_uid: uid, file_path: name, size_bytes: size, tag_ids: libraryIds }) {
+    this.#take([new Upload(name, size, libraryIds, "received", (told) => this.#library.readAgain(uid, told))]);
+  }
+
+  /** @param {Upload[]} added */
+  #take(added) {
     this.#all.push(...added);
     added.forEach((upload) => this.changed(upload));
     this.#next();
@@ -160,10 +187,11 @@ export class Uploading {
   /** @param {Upload} upload */
   async #run(upload) {
     const tell = () => this.changed(upload);
-    upload.state = "sending";
+    upload.state = upload.begins;
+    upload.share = upload.begins === "sending" ? 0 : null;
     tell();
     try {
-      await this.#library.upload(upload.file, upload.name, upload.libraryIds, {
+      await upload.run({
         signal: upload.stopping.signal,
         sent: (bytes, of) => {
           upload.sent(bytes, of);

@@ -47,6 +47,7 @@ CHANGES_LIBRARY: tuple[tuple[str, str, Any], ...] = (
 CHANGES_DOCUMENT: tuple[tuple[str, str, Any], ...] = (
     ("PUT", "/document/metadata/{uid}?retrievable=false", None),
     ("PUT", "/documents/{uid}/tags", {"tag_ids": []}),
+    ("POST", "/documents/{uid}/ingest", None),
     ("DELETE", "/documents/{uid}", None),
 )
 ELSEWHERE = {
