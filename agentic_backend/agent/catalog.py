@@ -381,12 +381,13 @@ class Catalog:
 
     def wire(self, agent: AgentSettings) -> dict[str, Any]:
         """AgentSettings as sent to clients, with the models a turn may choose: id and label, the agent's own first."""
-        models = self._kit.models
-        choices = [
-            {"id": name, "title": models[name].title, "description": models[name].description}
-            for name in self._kit.choices(agent)
-        ]
+        choices = self.labelled(self._kit.choices(agent))
         return {**agent.model_dump(mode="json", exclude={"context"}), "model_choices": choices}
+
+    def labelled(self, models: Iterable[str]) -> Sequence[dict[str, Any]]:
+        """Configured models as sent to clients: id, title, description."""
+        known = self._kit.models
+        return [{"id": name, "title": known[name].title, "description": known[name].description} for name in models]
 
     def list(self) -> list[dict[str, Any]]:
         """Every agent as AgentSettings as sent to clients; disabled agents are included and marked."""

@@ -87,6 +87,11 @@ class CreatedAgents:
         self._loaded = asyncio.Event()
 
     @property
+    def mcp_servers(self) -> Collection[str]:
+        """Ids of the servers that an agent may name."""
+        return self._mcp_servers
+
+    @property
     def loaded(self) -> bool:
         """Whether the store has been read once."""
         return self._loaded.is_set()
@@ -138,7 +143,7 @@ class CreatedAgents:
                 made_of = self._class_of(agent.class_path or known.class_path, agent.type)
                 values = {field.key: field.default for field in agent.tuning.fields}
                 if strange := values.keys() - {field.key for field in made_of.fields}:
-                    raise AgentRefused(f"{min(strange)} is no field of this kind of agent.")
+                    raise AgentRefused(f"{min(strange)} is no field of this kind of agent.", field="tuning.fields")
                 changed = _of_class(agent, made_of)
             if before is None:
                 return _Change(changed, None)
@@ -309,14 +314,14 @@ class CreatedAgents:
 
     def _expect_known(self, agent: AgentSettings) -> None:
         if (where := agent.unknown_model(self._catalog.models)) is not None:
-            raise AgentRefused(f"{where} names a model that is not configured.")
+            raise AgentRefused(f"{where} names a model that is not configured.", field=where)
         if not {server.id for server in agent.tuning.mcp_servers}.issubset(self._mcp_servers):
-            raise AgentRefused("mcp_servers names a server that is not configured.")
+            raise AgentRefused("mcp_servers names a server that is not configured.", field="tuning.mcp_servers")
 
     def _class_of(self, class_path: str | None, kind: str) -> AgentClass:
         found = self._catalog.class_named(class_path, kind)
         if found is None:
-            raise AgentRefused("class_path names no agent of this service.")
+            raise AgentRefused("class_path names no agent of this service.", field="class_path")
         return found
 
 
@@ -339,13 +344,17 @@ def _of_class(agent: AgentSettings, made_of: AgentClass) -> AgentSettings:
     """The agent with the fields of its class, filled with its own values. Raises `AgentRefused` for a value that is
     not allowed."""
     values = {field.key: field.default for field in agent.tuning.fields}
-    try:
-        fields = tuple(_with(spec, checked(spec, values.get(spec.key))) for spec in made_of.fields)
-    except ValueError as refused:
-        raise AgentRefused(f"{refused}.") from None
+    fields = tuple(_with(spec, _allowed(spec, values.get(spec.key))) for spec in made_of.fields)
     tuning = agent.tuning.model_copy(update={"fields": fields})
     # Never a graph: what it names would be imported, and this agent comes from a client.
     return agent.model_copy(update={"class_path": made_of.path, "graph": None, "tuning": tuning})
+
+
+def _allowed(spec: FieldSpec, value: Any) -> Any:
+    try:
+        return checked(spec, value)
+    except ValueError as refused:
+        raise AgentRefused(f"{refused}.", field=f"tuning.fields.{spec.key}") from None
 
 
 def _with(spec: FieldSpec, value: Any) -> FieldSpec:

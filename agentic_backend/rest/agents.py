@@ -126,6 +126,10 @@ class AgentServices:
         """Whether this caller may create, change and delete agents."""
         return self.created is not None and self.policy.may_create(identity)
 
+    def may_edit_any(self, identity: Identity) -> bool:
+        """Whether there is an agent that this caller may change and delete, or may make."""
+        return self.created is not None and self.policy.may_edit_any(identity)
+
     def editable(self, identity: Identity) -> CreatedAgents:
         """The created agents, for a caller who may change any. Raises `Forbidden`, or HTTPException 403 if nobody
         may."""
@@ -164,6 +168,12 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
         """The agents that the caller may ask, with the models that a turn of each may choose."""
         return [agent for agent in services().catalog.list() if identity.may_ask(agent["id"])]
 
+    @router.get("/agents/editable")
+    async def editable_agents(made: editor, identity: caller) -> Response:
+        """The agents that the caller may change, and what agents may be made of: kinds, models, MCP servers. For who
+        may change any, where the configuration allows it."""
+        return Response(dumps(_editable(services(), made, identity)), media_type="application/json")
+
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor, identity: caller) -> Response:
         """Make an agent of a known kind, which its maker may share: for editors, where the configuration allows it."""
@@ -187,11 +197,35 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
         await made.delete(agent_id, identity)
 
 
+def _editable(state: AgentServices, made: CreatedAgents, identity: Identity) -> dict[str, Any]:
+    """Body of `GET /agents/editable`; no kinds where the caller makes no agents."""
+    catalog = state.catalog
+    names = catalog.names()
+    kinds = [
+        {"class_path": path, "name": None if (first := catalog.first_of_class(path)) is None else names[first]}
+        for path in (catalog.classes if state.may_edit(identity) else ())
+    ]
+    return {
+        "agents": [
+            agent
+            for agent in catalog.list()
+            if not catalog.is_configured(agent["id"])
+            and identity.uses(agent["id"])
+            and state.policy.may_edit(identity, agent["id"])
+        ],
+        "kinds": kinds,
+        "models": catalog.labelled(catalog.models),
+        "mcp_servers": sorted(made.mcp_servers),
+    }
+
+
 async def _answer(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response:
     """The agent as in `GET /agents`, or the sentence that says why it was refused."""
     try:
         agent = await doing
     except AgentRefused as refused:
         detail = {"code": refused.code.value, "message": refused.sentence}
+        if refused.field is not None:
+            detail["field"] = refused.field
         return Response(dumps({"detail": detail}), CODES[refused.code].status, media_type="application/json")
     return Response(dumps(catalog.wire(agent)), media_type="application/json")

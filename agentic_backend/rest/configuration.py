@@ -29,8 +29,9 @@ _PERMISSIONS: Final = (
 """What every caller may do with their own data."""
 _OF_OPERATORS: Final = ("feedback:read_all", "kpi:read")
 """What an operator may see."""
-_OF_EDITORS: Final = ("agents:create", "agents:delete", "agents:update")
-"""What further callers may do, for everybody."""
+_OF_MAKERS: Final = ("agents:create",)
+_OF_EDITORS: Final = ("agents:delete", "agents:update")
+"""What further callers may do: with any agent that is not configured, or with those that were shared for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def add_configuration(
     @router.get("/config/permissions")
     async def permissions(identity: caller) -> list[str]:
         """What the caller may do, as `resource:action`."""
-        of_editors = _OF_EDITORS if agents().may_edit(identity) else ()
+        of_makers = _OF_MAKERS if agents().may_edit(identity) else ()
+        of_editors = _OF_EDITORS if agents().may_edit_any(identity) else ()
         of_operators = _OF_OPERATORS if views().open_to(identity) else ()
-        return sorted((*_PERMISSIONS, *of_editors, *of_operators))
+        return sorted((*_PERMISSIONS, *of_makers, *of_editors, *of_operators))

@@ -70,14 +70,15 @@ export class Credentials {
 
 /** A REST call that did not succeed: `code` of the closed list, or "unreachable" where no answer came. */
 export class ApiError extends Error {
-  /** @param {string} code @param {{status?: number, message?: string|null, retryAfterMs?: number}} given */
-  constructor(code, { status = 0, message = null, retryAfterMs = 0 } = {}) {
+  /** @param {string} code @param {{status?: number, message?: string|null, retryAfterMs?: number, field?: string|null}} given */
+  constructor(code, { status = 0, message = null, retryAfterMs = 0, field = null } = {}) {
     super(message ?? code);
     this.name = "ApiError";
     this.code = code;
     this.status = status;
     this.serverMessage = message;
     this.retryAfterMs = retryAfterMs;
+    this.field = field; // of what was sent, the one that was refused
     this.retryable = status === 0 || status === 429 || status >= 500;
   }
 
@@ -481,5 +482,6 @@ function failureOf(response, body) {
   const detail = body?.detail;
   const retryAfterMs = 1000 * (Number.parseFloat(response.headers.get("Retry-After") ?? "0") || 0);
   const message = typeof detail === "string" ? detail : (detail?.message ?? null);
-  return new ApiError(detail?.code ?? `http_${response.status}`, { status: response.status, message, retryAfterMs });
+  const { status } = response;
+  return new ApiError(detail?.code ?? `http_${status}`, { status, message, retryAfterMs, field: detail?.field ?? null });
 }

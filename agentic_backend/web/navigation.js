@@ -28,6 +28,11 @@ export class Navigation {
       notify: (text, retry) => app.view.notify(text, retry),
       goTo: (hash) => this.leaveTo(hash),
       ask: (question) => this.#prepare(question),
+      agentsChanged: () => app.agents.loadAgents(),
+      askAgent: (id) => {
+        app.agents.chooseAgent(id);
+        this.leaveTo("#/");
+      },
     });
   }
 

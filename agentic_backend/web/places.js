@@ -12,6 +12,7 @@ const t = catalogue({
   en: {
     missing: "This part of the page could not be loaded. Reload the page to try again.",
     libraries: "Libraries",
+    agents: "Agents",
     usage: "Usage",
     live: "Live",
     feedback: "Feedback",
@@ -21,6 +22,7 @@ const t = catalogue({
   fr: {
     missing: "Cette partie de la page n'a pas pu être chargée. Rechargez la page pour réessayer.",
     libraries: "Bibliothèques",
+    agents: "Agents",
     usage: "Consommation",
     live: "En direct",
     feedback: "Avis",
@@ -38,6 +40,8 @@ const t = catalogue({
  * @property {(text: Words, retry?: (() => void)|null) => void} notify shows a failure that belongs to nothing else
  * @property {(hash: string) => void} goTo another address of the page
  * @property {(question: string) => void} ask begins a conversation with a question in its composer
+ * @property {() => Promise<void>} agentsChanged reads the agents that may be asked again
+ * @property {(id: string) => void} askAgent begins a conversation with this agent
  */
 
 /**
@@ -60,6 +64,13 @@ export const PLACES = [
     permission: null,
     style: "libraries/style.css",
     load: () => import("./libraries/place.js"),
+  },
+  {
+    name: "agents",
+    title: () => t("agents"),
+    permission: "agents:update",
+    style: "builder/style.css",
+    load: () => import("./builder/place.js"),
   },
   {
     name: "usage",

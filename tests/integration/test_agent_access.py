@@ -273,6 +273,12 @@ async def test_whoever_makes_an_agent_shares_it_and_its_editors_change_it(
         for method, place, body in (("PUT", f"{BASE}/agents/update", other), ("DELETE", hidden, None)):
             assert (await request(service, "ann", method, place, body))[0] == 404
         assert (await request(service, "ann", "POST", f"{BASE}/agents/create", {"name": "Mine"}))[0] == 403
+        assert (await request(service, "bob", "GET", f"{BASE}/agents/editable"))[0] == 403
+        for user, names, makes in (("ann", ["Ada 2"], False), ("cleo", ["Ada 2", "Ben"], True)):
+            told = json.loads((await request(service, user, "GET", f"{BASE}/agents/editable"))[1])
+            assert ([one["name"] for one in told["agents"]], bool(told["kinds"])) == (names, makes)
+            may = json.loads((await request(service, user, "GET", f"{BASE}/config/permissions"))[1])
+            assert ({"agents:update", "agents:delete"} <= set(may), "agents:create" in may) == (True, makes)
         assert (await request(service, "ann", "DELETE", path))[0] == 204
         with psycopg.connect(database.dsn) as connection:
             left = connection.execute("SELECT DISTINCT agent_id FROM agent_grant").fetchall()

@@ -165,6 +165,7 @@ async def test_a_value_is_held_to_its_field(service, kind, key, value, words):
     status, told = await call(service, "PUT", "/agents/update", body)
     assert (status, told["detail"]["code"]) == (422, "bad_request")
     assert words in told["detail"]["message"]
+    assert told["detail"]["field"] == ("tuning.fields" if "is no field" in words else f"tuning.fields.{key}")
     assert agent in await service.get("/agents")
 
 

@@ -80,6 +80,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /config/frontend_settings": Kind.PUBLIC,
     "GET /config/permissions": Kind.SHARED,
     "GET /agents": Kind.SHARED,
+    "GET /agents/editable": Kind.SHARED,
     "POST /agents/create": Kind.SHARED,
     "PUT /agents/update": Kind.SHARED,
     "DELETE /agents/{agent_id}": Kind.SHARED,
