@@ -31,6 +31,7 @@ from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.own_data import add_own_data, delete_with_turns
+from agentic_backend.rest.pace import add_pace
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_sessions
 from agentic_backend.rest.shares import ShareServices, add_shares
@@ -96,6 +97,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     _add_stream(chat, services, caller)
     add_agents(agents, lambda: services().agents, caller)
     add_agent_access(agents, lambda: services().agents, caller)
+    add_pace(agents, lambda: services().agents, lambda: services().views.windows, caller)
     _add_sessions(chat, services, caller)
     add_sessions(chat, services, caller)
     _add_history(chat, services, caller)

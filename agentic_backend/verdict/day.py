@@ -221,6 +221,16 @@ class Day:
         steps = [step for step in tuple(kept) if step.ended_at > horizon]
         return [*steps, joined(begun)]
 
+    def pace(self, agent: str) -> tuple[int, float | None]:
+        """How many turns of an agent that steps name were measured in the last day, and the median of what they took,
+        in ms; None without any. From any thread: some milliseconds at most."""
+        whole = Tally()
+        for step in self.steps(DAY_S):
+            if (kept := step.tallies.get(("agent", agent))) is not None:
+                whole.add(kept)
+        took = whole.counts[MEASURES.index("turn_ms")]
+        return sum(took.values()), quantile(took, 0.5)
+
 
 def joined(steps: Sequence[DayStep]) -> DayStep:
     """Several consecutive steps as one."""

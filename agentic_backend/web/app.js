@@ -8,6 +8,7 @@ import { Following } from "./following.js";
 import { Histories } from "./histories.js";
 import { Login } from "./login.js";
 import { Navigation } from "./navigation.js";
+import { readPacesFrom } from "./pace.js";
 import { Preferences } from "./preferences.js";
 import { SocketClient } from "./protocol.js";
 import { Ratings } from "./ratings.js";
@@ -97,6 +98,7 @@ export class App {
     if (this.navigation.showOpenly()) return;
     this.entered = this.login.enter();
     if (!(await this.entered)) return;
+    readPacesFrom(this.api);
     this.following.begin();
     addEventListener("hashchange", () => this.navigation.openFromAddress());
     addEventListener("online", () => this.wake());

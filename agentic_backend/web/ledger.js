@@ -9,7 +9,7 @@
 import { el } from "./dom.js";
 import { duration } from "./format.js";
 import { catalogue, language } from "./i18n.js";
-import { medianOf } from "./pace.js";
+import { paceOf } from "./pace.js";
 import { told } from "./told.js";
 import { waterfall } from "./waterfall.js";
 
@@ -74,8 +74,6 @@ const t = catalogue({
 
 const MAX_ROWS = 200;
 const MIN_BAR_SHARE = 1 / 400;
-/** Of fewer answers a median says nothing. */
-const MIN_MEDIAN = 3;
 
 /** @type {Word[]} */
 export const WORDS = ["waiting", "searching", "model", "tools", "us"];
@@ -186,8 +184,14 @@ export function renderLedger(summary, turn) {
   const head = el("summary", {}, renderBar(parts, totalMs), renderWords(parts), facts);
   const body = el("div", { class: "ledger-body" });
   const details = el("details", { class: "ledger" }, head, body);
-  // Drawn anew with each opening: the median may know of more answers then. Most are never opened.
-  const draw = () => body.replaceChildren(...renderBody(summary, turn, agent));
+  // Drawn with each opening: most are never opened.
+  const draw = () => {
+    const plot = el("div", {}, renderWaterfall(summary, turn, null));
+    body.replaceChildren(plot, ...renderNotes(summary, turn));
+    paceOf(agent).then((pace) => {
+      if (pace !== null) plot.replaceChildren(renderWaterfall(summary, turn, { ...pace, agent }));
+    });
+  };
   head.addEventListener("click", () => {
     if (!details.open) draw();
   });
@@ -198,14 +202,15 @@ export function renderLedger(summary, turn) {
   return details;
 }
 
-/** @param {Summary} summary @param {Measured} turn @param {string} agent */
-function renderBody(summary, turn, agent) {
-  const { firstTokenMs } = turn;
-  const known = medianOf(agent);
-  const median = known.count >= MIN_MEDIAN ? { ...known, agent } : null;
+/** @param {Summary} summary @param {Measured} turn @param {import("./waterfall.js").Median|null} median */
+function renderWaterfall(summary, { firstTokenMs }, median) {
   const rows = summary.rows.map((row) => ({ name: nameOf(row, summary.rows), startMs: row.startMs, ms: row.ms, word: row.word }));
+  return waterfall(rows, { totalMs: summary.totalMs, firstTokenMs, median });
+}
+
+/** @param {Summary} summary @param {Measured} turn */
+function renderNotes(summary, turn) {
   return [
-    waterfall(rows, { totalMs: summary.totalMs, firstTokenMs, median }),
     el("div", { class: "ledger-notes" }, noteLines(turn).map((text) => el("p", {}, text))),
     renderTable(summary, turn),
   ];

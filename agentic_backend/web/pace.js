@@ -1,33 +1,44 @@
-/** How long answers of each agent took, as far as this page has shown them: nothing is asked of the service. */
+/** How long answers of each agent take: the median of the last day, as the service measures it, read now and then. */
 
-/** The newest answers of an agent say how it is now. */
-const KEPT = 50;
+/** @import { Api } from "./api.js" */
+import { ApiError } from "./api.js";
 
-/** @type {Map<string, Map<string, number>>} ms by exchange, by agent */
-const times = new Map();
+/** @typedef {{ms: number, count: number}} Pace the median of so many answers */
 
-/**
- * Notes an answer; one that is shown again counts once.
- * @param {string} agent
- * @param {string} exchangeId
- * @param {number} ms
- */
-export function noteTime(agent, exchangeId, ms) {
-  const own = times.get(agent) ?? new Map();
-  times.set(agent, own);
-  own.delete(exchangeId);
-  own.set(exchangeId, ms);
-  const [oldest] = own.keys();
-  if (own.size > KEPT) own.delete(oldest);
+/** A day's median does not change with every answer. */
+const READ_AGAIN_MS = 60_000;
+
+/** @type {Api|null} null before the person is in, and for strangers */
+let service = null;
+/** @type {Map<string, {at: number, pace: Promise<Pace|null>}>} by agent */
+const read = new Map();
+
+/** @param {Api} api */
+export function readPacesFrom(api) {
+  service = api;
 }
 
 /**
- * The median of an agent's answers, in ms, and of how many; 0 of none.
+ * The pace of an agent, null where it is not known.
  * @param {string} agent
+ * @returns {Promise<Pace|null>}
  */
-export function medianOf(agent) {
-  const sorted = [...(times.get(agent)?.values() ?? [])].sort((a, b) => a - b);
-  const middle = Math.floor(sorted.length / 2);
-  const ms = sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-  return { count: sorted.length, ms: sorted.length === 0 ? 0 : ms };
+export function paceOf(agent) {
+  if (service === null || agent === "") return Promise.resolve(null);
+  const known = read.get(agent);
+  if (known !== undefined && performance.now() - known.at < READ_AGAIN_MS) return known.pace;
+  const pace = asked(service, agent);
+  read.set(agent, { at: performance.now(), pace });
+  return pace;
+}
+
+/** @param {Api} api @param {string} agent @returns {Promise<Pace|null>} */
+async function asked(api, agent) {
+  try {
+    const { turns, median_ms: ms } = await api.call("GET", `agents/${encodeURIComponent(agent)}/pace`);
+    return turns === null ? null : { ms, count: turns };
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return null; // the waterfall is whole without it
+  }
 }

@@ -18,7 +18,6 @@ import { catalogue } from "./i18n.js";
 import { renderLedger, summarise } from "./ledger.js";
 import { loadMarkdown, MarkdownView } from "./markdown/view.js";
 import { OpinionBar } from "./opinion.js";
-import { noteTime } from "./pace.js";
 import { QuestionView } from "./question.js";
 import { citationButton, SourceList } from "./sources.js";
 import { CallItem, DecisionItem, renderPart, rowsOf, StepItem, ThinkingItem } from "./steps.js";
@@ -316,7 +315,6 @@ export class TurnView {
     if (typeof model === "string" && model !== "") row.append(el("span", {}, model));
     const summary = summarise(turn.ledger);
     if (summary !== null) {
-      noteTime(turn.metadata.agent_id ?? turn.agentId ?? "", turn.exchangeId, summary.totalMs);
       footer.append(renderLedger(summary, turn));
     } else if (turn.elapsedMs !== null && turn.status !== "refused") {
       row.append(el("span", {}, t("inBrowser", { time: duration(turn.elapsedMs) })));

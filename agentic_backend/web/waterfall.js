@@ -8,20 +8,12 @@ const t = catalogue({
   en: {
     label: "When each phase ran, over {time}. The table below has the figures.",
     firstToken: "first token, seen in this browser after {time}",
-    median: {
-      one: "the {count} answer of {agent} that this page has shown: {time}",
-      other: "median of the {count} answers of {agent} that this page has shown: {time}",
-    },
-    anAgent: "this agent",
+    median: "median of the {count} answers of {agent} in the last day: {time}",
   },
   fr: {
     label: "Quand chaque phase s'est déroulée, sur {time}. Le tableau ci-dessous donne les chiffres.",
     firstToken: "premier token, vu dans ce navigateur après {time}",
-    median: {
-      one: "la réponse ({count}) de {agent} affichée par cette page : {time}",
-      other: "médiane des {count} réponses de {agent} affichées par cette page : {time}",
-    },
-    anAgent: "cet agent",
+    median: "médiane des {count} réponses de {agent} au cours des dernières 24 heures : {time}",
   },
 });
 
@@ -33,7 +25,7 @@ const MAX_STRETCH = 3;
 /**
  * @typedef {{name: string, startMs: number, ms: number, word: string}} Bar
  * @typedef {{totalMs: number, firstTokenMs: number|null, median: Median|null}} Marks
- * @typedef {{ms: number, count: number, agent: string}} Median of so many answers of an agent that this page has shown
+ * @typedef {{ms: number, count: number, agent: string}} Median of so many answers of an agent in the last day
  */
 
 /**
@@ -82,7 +74,7 @@ export function waterfall(bars, { totalMs, firstTokenMs, median }) {
   if (median !== null) {
     if (reach > 0) lines.append(line("mark median", reach, ""));
     const { agent, count } = median;
-    const text = t("median", { count, agent: agent === "" ? t("anAgent") : agent, time: duration(median.ms) });
+    const text = t("median", { count, agent, time: duration(median.ms) });
     keys.push(el("p", { class: "key median", dir: "auto" }, text));
   }
   const rows = bars.map(({ name, startMs, ms, word }) => {

@@ -106,16 +106,27 @@ async def test_five_words_sum_up_the_time_and_behind_them_stands_when(page, star
     prices = [{"model": "mock;gap=20;tokens=8", "input_per_million": 1000, "output_per_million": 2000}]
     async with start_service(model="mock;gap=20;tokens=8", ai={"prices": prices, "currency": "EUR"}) as service:
         await open_service(page, service)
-        for number in range(3):
+        for number in range(4):
             await ask_service(page, f"Question {number}")
             await expect(page.locator(".ledger")).to_have_count(number + 1)
+        async with page.expect_response("**/agents/Georges/pace") as few:
+            await page.locator(".ledger summary").last.press("Enter")
+        assert await (await few.value).json() == {"turns": None, "median_ms": None}
+        await expect(page.get_by_role("img", name="When each phase ran")).to_be_visible()
+        await expect(page.locator(".key.median")).to_have_count(0)
+        await ask_service(page, "Question 4")
+        await expect(page.locator(".ledger")).to_have_count(5)
+        await page.reload()
+        await expect(page.locator(".ledger")).to_have_count(5)
+        await ask_service(page, "Question 5")
+        await expect(page.locator(".ledger")).to_have_count(6)
         ledger = page.locator(".ledger").last
         words = await ledger.locator(".word").all_inner_texts()
         assert [text.split()[0] for text in words] == WORDS
         assert all(text.split()[2] in {"ms", "s"} for text in words)
         facts = ledger.locator(".ledger-facts")
         await expect(facts).to_contain_text("tokens")
-        await expect(facts).to_contain_text("cost €0.0")
+        await expect(facts).to_contain_text("cost €0.")
         await ledger.locator("summary").press("Enter")
         await expect(ledger.get_by_role("img", name="When each phase ran")).to_be_visible()
         assert await ledger.locator(".tick").count() >= 3
@@ -123,15 +134,15 @@ async def test_five_words_sum_up_the_time_and_behind_them_stands_when(page, star
         await expect(ledger.locator(".mark.first")).to_have_count(1)
         await expect(ledger.locator(".key.first")).to_contain_text("seen in this browser after")
         await expect(ledger.locator(".key.median")).to_contain_text(
-            "median of the 3 answers of Georges that this page has shown"
+            "median of the 6 answers of Georges in the last day"
         )
         await expect(ledger.locator(".ledger-notes")).to_contain_text("Cost: €")
         await page.reload()
-        await expect(page.locator(".ledger")).to_have_count(3)
+        await expect(page.locator(".ledger")).to_have_count(6)
         await page.locator(".ledger summary").last.click()
         # It was timed by the page that is gone.
         await expect(page.locator(".mark.first")).to_have_count(0)
-        await expect(page.locator(".key.median")).to_contain_text("median of the 3 answers")
+        await expect(page.locator(".key.median")).to_contain_text("median of the 6 answers")
 
 
 async def test_a_failure_says_once_what_happened_what_to_do_and_the_limit(page, start_service):

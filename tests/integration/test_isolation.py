@@ -85,6 +85,7 @@ OPERATIONS: dict[str, Kind | Named] = {
     "PUT /agents/update": Kind.SHARED,
     "DELETE /agents/{agent_id}": Kind.SHARED,
     "GET /agents/{agent_id}/access": Kind.SHARED,
+    "GET /agents/{agent_id}/pace": Kind.SHARED,
     "PUT /agents/{agent_id}/access": Kind.SHARED,
     "GET /kpi/verdict": Kind.OPERATOR,
     "GET /kpi/live": Kind.OPERATOR,

@@ -80,7 +80,8 @@ function row({ id, name, enabled, tuning }) {
   markAgent(mark, id, name);
   const link = el("a", { href: `#/agents/${encodeURIComponent(id)}` }, el("bdi", {}, name));
   const words = [tuning.role || tuning.description, enabled ? "" : t("off_mark")].filter(Boolean).join(" · ");
-  return el("li", {}, mark, el("div", {}, link, el("p", { class: "hint", dir: "auto" }, words)));
+  const hint = words === "" ? [] : [el("p", { class: "hint", dir: "auto" }, words)];
+  return el("li", {}, mark, el("div", {}, link, ...hint));
 }
 
 /** @param {Kind} kind */
