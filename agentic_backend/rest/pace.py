@@ -20,7 +20,7 @@ LEAST_TURNS: Final = 5
 _AgentId = Annotated[str, PathParam(max_length=128), AfterValidator(storable)]
 
 
-class Pace(BaseModel):
+class AgentPace(BaseModel):
     """Turns that the answering instance has measured in the last day, and their median; null where there are too
     few, and for agents that were made over REST, which are measured together."""
 
@@ -34,18 +34,18 @@ def add_pace(
     """Add the route. `services()` and `windows()` are called at each request."""
 
     @router.get("/agents/{agent_id}/pace")
-    async def agent_pace(agent_id: _AgentId, identity: caller) -> Pace:
+    async def agent_pace(agent_id: _AgentId, identity: caller) -> AgentPace:
         """How long turns of an agent took in the last day, by the median: for whoever may ask it."""
         return await _pace(services(), windows(), identity, agent_id)
 
 
-async def _pace(state: AgentServices, windows: Windows, identity: Identity, agent_id: str) -> Pace:
+async def _pace(state: AgentServices, windows: Windows, identity: Identity, agent_id: str) -> AgentPace:
     if agent_id not in state.catalog.names() or not identity.may_ask(agent_id):
         raise AgentNotFound
     label = state.catalog.label(agent_id)
     if label == MADE_LABEL:
-        return Pace()
+        return AgentPace()
     turns, median_ms = await asyncio.to_thread(windows.day.pace, label)
     if turns < LEAST_TURNS or median_ms is None:
-        return Pace()
-    return Pace(turns=turns, median_ms=round(median_ms, 3))
+        return AgentPace()
+    return AgentPace(turns=turns, median_ms=round(median_ms, 3))

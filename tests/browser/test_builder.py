@@ -10,6 +10,7 @@ from playwright.async_api import Locator, Page, expect
 
 from tests.browser.axe import violations
 from tests.browser.test_axe import LOOKS, looked_at
+from tests.browser.test_languages import left_in_english, note_catalogues
 from tests.support.service import RunningService, StartService
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -180,6 +181,26 @@ async def test_who_may_make_none_is_not_led_there(page, start_service):
         await expect(page.get_by_role("link", name="Agents")).to_have_count(0)
         await open_place(page, service)
         await expect(page.get_by_text("You may not make or change agents here.")).to_be_visible()
+
+
+async def test_no_english_is_left_in_french(page, open_service, tmp_path):
+    await note_catalogues(page)
+    await page.add_init_script("localStorage.setItem('turnwise.language', 'fr')")
+    await open_place(page, open_service)
+    await page.get_by_label("Nom").fill("Léa")
+    await page.get_by_label("Genre").select_option("Répond d'après des documents")
+    assert await left_in_english(page) == []
+    await page.get_by_role("button", name="Créer l'agent").click()
+    await expect(page.locator(".builder h2 bdi")).to_have_text("Léa")
+    await page.get_by_label("Nom", exact=True).fill(" ")
+    await page.get_by_role("button", name="Enregistrer").click()
+    await page.screenshot(path=tmp_path / "fr.png")
+    (lea,) = await made(open_service)
+    # What the values are called is the configuration's own, in whatever language.
+    own = {word for field in lea["tuning"]["fields"] for word in (field["title"], *(field["enum"] or ()))}
+    assert set(await left_in_english(page)) <= own
+    await page.get_by_role("button", name="Supprimer").click()
+    assert set(await left_in_english(page)) <= own
 
 
 @pytest.mark.node

@@ -19,7 +19,7 @@ async def turns(service: RunningService, agent_id: str, count: int) -> None:
     async with service.native() as socket:
         for number in range(count):
             ask = {"type": "ask", "session_id": session_id, "agent_id": agent_id, "message": "Hello"}
-            await say(socket, **ask, client_exchange_id=f"e{number}")
+            await say(socket, **ask, client_exchange_id=f"{session_id}-{number}")
             await hear_until(socket, "final")
 
 

@@ -79,7 +79,7 @@ function row({ id, name, enabled, tuning }) {
   const mark = el("span", { class: "agent-mark", "aria-hidden": "true" });
   markAgent(mark, id, name);
   const link = el("a", { href: `#/agents/${encodeURIComponent(id)}` }, el("bdi", {}, name));
-  const words = [tuning.role || tuning.description, enabled ? "" : t("off_mark")].filter(Boolean).join(" · ");
+  const words = [tuning.role || tuning.description, enabled ? "" : t("switchedOff")].filter(Boolean).join(" · ");
   const hint = words === "" ? [] : [el("p", { class: "hint", dir: "auto" }, words)];
   return el("li", {}, mark, el("div", {}, link, ...hint));
 }
