@@ -13,7 +13,7 @@ const OPEN_MS = 8_000;
 
 /** Shows one at a time; what it shows takes effect after 8 s, when another one comes, or when the page is left. */
 export class UndoNotice {
-  #node = el("div", { id: "undo", role: "group", "aria-label": t("label"), hidden: true });
+  #node = el("div", { id: "undo", role: "region", "aria-label": t("label"), hidden: true });
   /** @type {Undoable|null} */
   #open = null;
   #timer = 0;
