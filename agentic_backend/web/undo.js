@@ -56,9 +56,12 @@ export class UndoNotice {
 
   #take() {
     const open = this.#open;
+    const focused = this.#node.contains(document.activeElement);
     clearTimeout(this.#timer);
     this.#open = null;
     this.#node.hidden = true;
+    // What was deleted is gone, and its row with it: the keyboard goes to what is read.
+    if (focused) document.querySelector(/** @type {"main"} */ ("#place:not([hidden]), main:not(.at-place) #log"))?.focus();
     return open;
   }
 }

@@ -185,6 +185,7 @@ class FeedbackPlace {
 
   async #saveFile() {
     const round = this.#round;
+    const focused = document.activeElement === this.#save;
     this.#save.disabled = true;
     const call = async () => {
       /** @type {Said[]} */
@@ -201,6 +202,7 @@ class FeedbackPlace {
     };
     await this.#guarded(call, () => this.#saveFile());
     this.#save.disabled = false;
+    if (focused && document.activeElement === document.body) this.#save.focus();
   }
 
   /** Whether it did not fail. @param {() => Promise<void>} call @param {() => void} retry */

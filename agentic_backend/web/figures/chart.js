@@ -6,7 +6,7 @@
 import { el } from "../dom.js";
 import { catalogue } from "../i18n.js";
 import { NONE } from "./numbers.js";
-import { table } from "./table.js";
+import { renew, table } from "./table.js";
 
 const t = catalogue({
   en: {
@@ -46,6 +46,7 @@ export class Chart {
   #most = el("span");
   #from = el("span");
   #to = el("span");
+  #values = el("div");
   #details;
   /** @type {Lines} */
   #lines = { times: [], series: [] };
@@ -58,7 +59,7 @@ export class Chart {
     this.#title = title;
     this.#write = write;
     this.#svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.#details = el("details", { class: "values" }, el("summary", {}, t("values")));
+    this.#details = el("details", { class: "values" }, el("summary", {}, t("values")), this.#values);
     this.#details.addEventListener("toggle", () => this.#fillTable());
     this.node = el(
       "figure",
@@ -108,17 +109,14 @@ export class Chart {
   /** The newest first, without moments of which nothing is known. A closed table has no rows that would be made in vain. */
   #fillTable() {
     const { times, series } = this.#lines;
-    const [summary] = this.#details.children;
     if (!this.#details.open) {
-      this.#details.replaceChildren(summary);
+      this.#values.replaceChildren();
       return;
     }
     const lines = times.map((time, at) => [time, ...series.map(({ values }) => this.#write(values[at]))]);
     const known = lines.filter(([, ...values]) => values.some((value) => value !== NONE)).reverse();
     const head = [t("time"), ...series.map(({ name }) => name)];
-    const scrolled = this.#details.querySelector(".figures-table")?.scrollTop ?? 0;
-    this.#details.replaceChildren(summary, table(t("valuesOf", { title: this.#title }), head, known));
-    this.#details.children[1].scrollTop = scrolled;
+    renew(this.#values, table(t("valuesOf", { title: this.#title }), head, known));
   }
 }
 

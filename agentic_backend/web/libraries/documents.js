@@ -103,6 +103,7 @@ export class Documents {
     const filtered = this.#name.value.trim() !== "" || this.#state.value !== "";
     const listed = t("listed", { shown: documents.length, total });
     this.#status.textContent = total > 0 ? listed : t(filtered ? "noMatch" : "empty");
+    if (document.activeElement === this.#more && documents.length >= total) this.section.querySelector("h3")?.focus();
     this.#more.hidden = documents.length >= total;
     const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset.focus : undefined;
     const within = this.#list.contains(document.activeElement);

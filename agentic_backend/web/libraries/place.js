@@ -95,6 +95,7 @@ function showAll(shown) {
         page.goTo(`#/libraries/${encodeURIComponent(made.id)}`);
       } catch (error) {
         button.disabled = false;
+        if (document.activeElement === document.body) button.focus();
         if (!(error instanceof ApiError) || error.code !== "conflict") throw error;
         page.notify({ title: t("taken"), message: name });
       }

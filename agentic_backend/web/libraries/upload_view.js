@@ -163,7 +163,10 @@ class UploadRow {
     if (upload.share === null) this.#bar.removeAttribute("value");
     else this.#bar.value = upload.share;
     const does = upload.stoppable ? "cancelUpload" : upload.repeatable && upload.ended ? "retryUpload" : "";
+    // The keyboard goes to the heading of the list rather than to nowhere.
+    const focused = document.activeElement === this.#button;
     this.#button.hidden = does === "";
+    if (focused && does === "") this.node.closest(".uploads-box")?.querySelector("h4")?.focus();
     if (does === "" || does === this.#shown) return;
     this.#shown = does;
     const label = t(does, { name: upload.name });

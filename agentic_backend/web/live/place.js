@@ -9,7 +9,7 @@ import { ApiError } from "../api.js";
 import { el } from "../dom.js";
 import { Chart } from "../figures/chart.js";
 import { clock, count, share } from "../figures/numbers.js";
-import { table } from "../figures/table.js";
+import { renew, table } from "../figures/table.js";
 import { saveCsv } from "../saving.js";
 import { duration } from "../format.js";
 import { advice } from "./advice.js";
@@ -61,7 +61,7 @@ class LiveView {
   #bound = el("p", { class: "bound", role: "status" });
   #reason = el("div");
   #tiles = el("dl", { class: "tiles" });
-  #before = el("details", { class: "values" });
+  #before = el("div");
   #charts = CHARTS.map(({ title, write, lines }) => ({ chart: new Chart(title, write), lines }));
   #tables = el("div");
   #ofInstances = el("div");
@@ -84,7 +84,7 @@ class LiveView {
       ),
       this.#asOf,
       this.#trouble,
-      el("section", { class: "card" }, el("h2", {}, t("now")), this.#bound, this.#reason, this.#before),
+      el("section", { class: "card" }, el("h2", {}, t("now")), this.#bound, this.#reason, el("details", { class: "values" }, el("summary", {}, t("before")), this.#before)),
       el("h2", {}, t("figures")),
       this.#tiles,
       el("h2", {}, t("over")),
@@ -181,7 +181,7 @@ class LiveView {
     this.#showBound(day);
     this.#tiles.replaceChildren(...tiles(day).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
     for (const { chart, lines } of this.#charts) chart.show(linesOf(day.steps, lines));
-    this.#tables.replaceChildren(...this.#named("agents", day.agents), ...this.#named("models", day.models));
+    renew(this.#tables, ...this.#named("agents", day.agents), ...this.#named("models", day.models));
   }
 
   /** @param {Day} day */
@@ -203,8 +203,7 @@ class LiveView {
       ...(verdict.bound_by === "nobody" ? [] : [el("p", {}, t("share", words))]),
       el("p", {}, el("strong", {}, t("todo")), ` ${todo}`),
     );
-    const before = table(t("before"), [t("fromTo"), t("until"), t("cause")], boundLines(steps));
-    this.#before.replaceChildren(el("summary", {}, t("before")), before);
+    renew(this.#before, table(t("before"), [t("fromTo"), t("until"), t("cause")], boundLines(steps)));
   }
 
   /** @param {"agents"|"models"} which @param {Day["agents"]} all */
@@ -219,7 +218,7 @@ class LiveView {
     const lines = await Promise.all(this.#instances.map((instance) => this.#lineOf(instance)));
     if (this.#ended) return;
     const head = [t("id"), t("turns"), t("running"), `${t("turn")}, p50`, `${t("turn")}, p95`, `${t("turn")}, p99`, `${t("firstToken")}, p95`, t("lag")];
-    this.#ofInstances.replaceChildren(el("h2", {}, t("instances")), table(t("instances"), head, lines));
+    renew(this.#ofInstances, el("h2", {}, t("instances")), table(t("instances"), head, lines));
   }
 
   /** @param {Instance} instance */

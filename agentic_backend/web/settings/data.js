@@ -74,6 +74,7 @@ export function dataSection(page, ended) {
   };
   /** @param {(say: (text: string) => void) => Promise<void>} act */
   const run = async (act) => {
+    const focused = document.activeElement;
     lock(true);
     try {
       await act((text) => {
@@ -85,6 +86,7 @@ export function dataSection(page, ended) {
       if (!ended.aborted) page.notify(errorText(error.failure));
     } finally {
       lock(false);
+      if (focused instanceof HTMLElement && document.activeElement === document.body) focused.focus();
     }
   };
   save.addEventListener("click", () => run((say) => exportAll(page, say)));

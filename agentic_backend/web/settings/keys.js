@@ -190,6 +190,7 @@ class Keys {
   /** @param {Key[]} keys */
   #show(keys) {
     this.#make.hidden = !this.#panel.matches(":empty");
+    if (this.#state.contains(document.activeElement)) this.#make.focus();
     this.#state.textContent = keys.length === 0 ? t("none") : "";
     this.#list.replaceChildren(...keys.map((key) => this.#row(key)));
   }

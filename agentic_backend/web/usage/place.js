@@ -207,6 +207,7 @@ class UsageView {
   #show(usage) {
     this.#usage = usage;
     this.#save.disabled = false;
+    if (document.activeElement === this.#again) this.#period.focus();
     this.#again.hidden = true;
     const [first, last] = [usage.first, usage.last].map((day) => LONG_DAY.format(new Date(day)));
     this.#told.textContent = t("from", { first, last, zone: usage.zone });
