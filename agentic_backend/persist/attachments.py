@@ -1,11 +1,12 @@
 """Attachments in Postgres. The uploader waits, so they are written immediately and not through the spool."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import text
 
 from agentic_backend.persist.queries import Queries
-from agentic_backend.session.attachments import Attachment, Leftover, Verdict
+from agentic_backend.session.attachments import Attachment, Image, Leftover, Verdict
 from agentic_backend.spool.pending import Pending
 from backend_kit.auth import AuditEvent
 from backend_kit.db.audit import events_parameter, with_events
@@ -19,9 +20,24 @@ FROM session_attachments WHERE user_id = :user_id
 
 KEEP_ATTACHMENT: Final = text("SELECT keep_attachment(CAST(:attachment AS jsonb), :most) AS verdict")
 
+KEEP_IMAGE: Final = text("""
+WITH kept AS MATERIALIZED (SELECT keep_attachment(CAST(:attachment AS jsonb), :most) AS verdict),
+stored AS (
+    INSERT INTO attachment_image (attachment_id, width, height, content)
+    SELECT :id, :width, :height, CAST(:content AS bytea) FROM kept WHERE verdict = 'kept' ON CONFLICT DO NOTHING)
+SELECT verdict FROM kept
+""")
+
+FIND_IMAGES: Final = text("""
+SELECT a.attachment_id, a.session_id, a.name, a.mime, i.width, i.height, i.content
+FROM session_attachments AS a JOIN attachment_image AS i ON i.attachment_id = a.attachment_id
+WHERE a.attachment_id = ANY(:ids) AND a.user_id = :user_id
+    AND a.session_id = coalesce(CAST(:session_id AS text), a.session_id)
+""")
+
 FIND_ATTACHMENT: Final = text("""
 SELECT attachment_id, session_id, user_id, name, coalesce(mime, '') AS mime, size_bytes, summary_md,
-    coalesce(document_uid, '') AS document_uid
+    document_uid
 FROM session_attachments WHERE attachment_id = :id AND user_id = :user_id
     AND session_id = coalesce(CAST(:session_id AS text), session_id)
 """)
@@ -60,14 +76,30 @@ class PostgresAttachments:
             return "duplicate"
         return "limit" if row.held >= most else "kept"
 
-    async def keep(self, attachment: Attachment, most: int) -> Verdict:
+    async def keep(self, attachment: Attachment, most: int, image: Image | None = None) -> Verdict:
         """See `AttachmentStore`."""
         if self._deletion_pending(attachment.session_id, attachment.user_id):
             return "gone"
         body = dumps({name: getattr(attachment, name) for name in Attachment.__slots__}).decode()
-        (row,) = await self._queries.fetch("keep_attachment", KEEP_ATTACHMENT, {"attachment": body, "most": most})
+        parameters: dict[str, object] = {"attachment": body, "most": most}
+        if image is None:
+            (row,) = await self._queries.fetch("keep_attachment", KEEP_ATTACHMENT, parameters)
+        else:
+            drawn = {"id": attachment.attachment_id, "width": image.width, "height": image.height}
+            parameters |= {**drawn, "content": image.content}
+            (row,) = await self._queries.fetch("keep_image", KEEP_IMAGE, parameters)
         verdict: Verdict = row.verdict
         return verdict
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
+        """See `ImageStore`."""
+        key = {"ids": list(attachment_ids), "user_id": user_id, "session_id": session_id}
+        rows = await self._queries.fetch("find_images", FIND_IMAGES, key)
+        return {
+            row.attachment_id: Image(row.attachment_id, row.name, row.mime, row.width, row.height, bytes(row.content))
+            for row in rows
+            if not self._deletion_pending(row.session_id, user_id)
+        }
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """See `AttachmentStore`."""
@@ -83,6 +115,8 @@ class PostgresAttachments:
 
     async def leave(self, attachment: Attachment) -> None:
         """See `AttachmentStore`."""
+        if attachment.document_uid is None:
+            return
         parameters = {
             "uid": attachment.document_uid,
             "user_id": attachment.user_id,

@@ -221,7 +221,7 @@ async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Cal
         _accepted(await state.store.keep(attachment, state.most))
         kept = True
     finally:
-        if not kept:
+        if not kept and attachment.document_uid is not None:
             try:
                 await state.documents.delete(attachment.document_uid, attachment.session_id, asked_by)
             except (KfUnavailable, Unauthenticated):

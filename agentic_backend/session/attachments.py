@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
@@ -21,7 +22,8 @@ Verdict = Literal["kept", "duplicate", "limit", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a session. `document_uid` is its id in knowledge flow, `summary_md` the beginning of its text."""
+    """A file of a session. `document_uid` is its id in knowledge flow, None where that keeps nothing of it, as of an
+    image; `summary_md` is the beginning of its text."""
 
     attachment_id: str
     session_id: str
@@ -30,7 +32,7 @@ class Attachment:
     mime: str
     size_bytes: int
     summary_md: str
-    document_uid: str
+    document_uid: str | None
 
     def wire(self) -> dict[str, Any]:
         """The attachment in the answers to an upload and to a summary request."""
@@ -44,6 +46,21 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a session as a model and a browser get it: without metadata, at most 2,048 pixels a side.
+
+    `width` and `height` in pixels; `mime` is `image/png`, `image/jpeg` or `image/webp`.
+    """
+
+    attachment_id: str
+    name: str
+    mime: str
+    width: int
+    height: int
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Leftover:
     """A document in knowledge flow whose attachment was deleted here; `with_session`: with its whole session."""
 
@@ -53,14 +70,23 @@ class Leftover:
     with_session: bool
 
 
-class AttachmentStore(Protocol):
+class ImageStore(Protocol):
+    """The images among the attachments of users' own sessions."""
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
+        """Those of the ids that are images of that session of the user (None: of any), by id; the others are left out.
+        May raise `HistoryUnavailable`."""
+
+
+class AttachmentStore(ImageStore, Protocol):
     """Attachments of users' own sessions, deleted with them. Each method may raise `HistoryUnavailable`."""
 
     async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
         """What `keep` would return for a file of that name now, before it is read."""
 
-    async def keep(self, attachment: Attachment, most: int) -> Verdict:
-        """Store it if the user has fewer than `most`, and the session exists and has none of that name."""
+    async def keep(self, attachment: Attachment, most: int, image: Image | None = None) -> Verdict:
+        """Store it if the user has fewer than `most`, and the session exists and has none of that name; with the bytes
+        of `image` where it is one."""
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """An attachment of the user (and of that session, if given), or None."""
@@ -69,7 +95,7 @@ class AttachmentStore(Protocol):
         """Delete an attachment of the user; False if it does not exist. Its document becomes a leftover."""
 
     async def leave(self, attachment: Attachment) -> None:
-        """Record the document of an attachment that was not kept as a leftover."""
+        """Record the document of an attachment that was not kept as a leftover, if it has one."""
 
     async def leftovers(self, user_ids: list[str]) -> list[Leftover]:
         """The leftovers of these users, the oldest first, some hundreds at most."""

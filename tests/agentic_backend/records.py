@@ -21,6 +21,7 @@ USER = "ada"
 EVERYTHING = HistoryWindow()
 
 BEFORE_FLEETS = """
+DROP TABLE attachment_image;
 DROP TABLE share_link;
 DROP INDEX feedbacks_newest;
 ALTER TABLE feedbacks DROP COLUMN reason;

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.one_instance("looks into the spool, the caches and the 
 FILL = {
     "session_attachments": "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
     " VALUES ('a1', %(id)s, 'admin', 'a.txt', 1)",
+    "attachment_image": "INSERT INTO attachment_image SELECT 'a1', 1, 1, '\\x01'::bytea WHERE %(id)s <> ''",
     "feedbacks": "INSERT INTO feedbacks (id, session_id, message_id, user_id, agent_name, rating)"
     " VALUES ('f1', %(id)s, '1', 'admin', 'Georges', 5)",
     "share_link": "INSERT INTO share_link (id, digest, session_id, user_id, audience)"
@@ -53,7 +54,7 @@ async def status(service, session_id, of="/history"):
 
 
 def in_postgres(database, session_id):
-    """Rows of the session in each table of the schema that has its id."""
+    """Rows of the session in each table of the schema that has its id, or that of an attachment of it."""
     with psycopg.connect(database.dsn) as connection:
         tables = connection.execute(
             "SELECT table_name FROM information_schema.columns WHERE column_name = 'session_id'"
@@ -63,6 +64,8 @@ def in_postgres(database, session_id):
         for (table,) in tables:
             query = sql.SQL("SELECT count(*) FROM {} WHERE session_id = %s").format(sql.Identifier(table))
             ((counts[table],),) = connection.execute(query, (session_id,))
+        # Its rows belong to those of `session_attachments`, of which the tests of this file have one.
+        ((counts["attachment_image"],),) = connection.execute("SELECT count(*) FROM attachment_image")
     return counts
 
 

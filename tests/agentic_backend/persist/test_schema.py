@@ -28,6 +28,7 @@ TABLES = {
     "api_key",
     "audit_event",
     "alembic_version",
+    "attachment_image",
     "attachment_leftover",
     "feedbacks",
     "instance",

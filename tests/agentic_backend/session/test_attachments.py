@@ -1,13 +1,14 @@
 """What deleted attachments leave in knowledge flow is deleted there, sooner or later, each with its owner's token."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
-from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
+from agentic_backend.session.attachments import Attachment, AttachmentStore, Image, Leftover, Leftovers, Verdict
 from backend_kit.auth import AuditEvent, Credentials
 from backend_kit.kpi import Kpi
 from backend_kit.wire import ServiceError
@@ -36,7 +37,10 @@ class MemoryAttachments(AttachmentStore):
     async def verdict(self, user_id: str, session_id: str, name: str, most: int) -> Verdict:
         raise NotImplementedError
 
-    async def keep(self, attachment: Attachment, most: int) -> Verdict:
+    async def keep(self, attachment: Attachment, most: int, image: Image | None = None) -> Verdict:
+        raise NotImplementedError
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
         raise NotImplementedError
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
