@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 1024 * 1024
+_FILE_PATHS = ("/upload-process-documents", "/fast/text", "/fast/image", "/fast/ingest")
 _POOL_TICK_S = 1.0
 
 
@@ -80,7 +81,7 @@ class KnowledgeFlowService(Service[KnowledgeFlowSettings, State]):
             "Turnwise knowledge flow",
             max_body_bytes=min(_MAX_BODY_BYTES, settings.limits.max_request_bytes),
             larger_bodies={f"{base}/vector/rerank": settings.limits.max_request_bytes},
-            file_paths=tuple(f"{base}{path}" for path in ("/upload-process-documents", "/fast/text", "/fast/ingest")),
+            file_paths=tuple(base + path for path in _FILE_PATHS),
             scopes=SCOPES,
             costs=ROUTE_COSTS,
         )

@@ -25,6 +25,7 @@ from knowledge_flow_backend.ingest.router import IngestServices
 from knowledge_flow_backend.ingest.service import IngestService
 from knowledge_flow_backend.ingest.staging import Staging
 from knowledge_flow_backend.ingest.steps import IngestRules, IngestSteps
+from knowledge_flow_backend.ingest.work import MAX_IMAGE_BYTES
 from knowledge_flow_backend.library.intake import Intake
 from knowledge_flow_backend.library.store import Attachments
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
@@ -211,6 +212,8 @@ async def make_ingest(
     max_file = processing.max_file_mb * _MIB
     bounds = UploadLimits(max_file, limits.max_upload_files, limits.max_upload_mb * _MIB)
     one_file = UploadLimits(max_file, 1, max_file + _FORM_BYTES)
+    max_image = min(max_file, MAX_IMAGE_BYTES)
+    one_image = UploadLimits(max_image, 1, max_image + _FORM_BYTES)
     return (
         IngestServices(service, intake, staging, bounds),
         FastServices(
@@ -219,6 +222,7 @@ async def make_ingest(
             Attachments(database),
             staging,
             one_file,
+            one_image,
             limits.max_attachments_per_user,
             FairGate(_by_user(settings, ATTACHMENT_FILES)),
         ),

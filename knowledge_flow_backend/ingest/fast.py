@@ -1,4 +1,4 @@
-"""Reads one file at once while its sender waits: as text, or into the index as an attachment of a session."""
+"""Reads one file at once while its sender waits: as text, as an image, or into the index as an attachment."""
 
 import asyncio
 import secrets
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from knowledge_flow_backend.index import Document, Reader
 from knowledge_flow_backend.ingest.names import base_name, suffix
-from knowledge_flow_backend.ingest.pool import Outline
+from knowledge_flow_backend.ingest.pool import DrawnImage, Outline
 from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.staging import Folder
 from knowledge_flow_backend.ingest.steps import IngestSteps, kind_of
@@ -19,7 +19,7 @@ PREVIEW_CHARS: Final = 2000
 class FastIngest:
     """One file, one answer. Of a text longer than `max_chars` the beginning is taken, and the answer says so.
 
-    Both methods raise `Refused` with the reason, or `DocumentsUnavailable`; the folder of the file stays the caller's.
+    Each method raises `Refused` with the reason, or `DocumentsUnavailable`; the folder of the file stays the caller's.
     """
 
     def __init__(self, steps: IngestSteps, *, max_chars: int) -> None:
@@ -30,6 +30,14 @@ class FastIngest:
         """`{file_name, mime_type, title, text, total_chars, truncated}`; nothing is kept."""
         outline = await self._read(file, reader)
         return {**self._described(file, outline), "text": await asyncio.to_thread(_beginning, file.folder)}
+
+    async def image(self, file: ReceivedFile, reader: Reader) -> tuple[DrawnImage, bytes]:
+        """The image of the file without what else it says, at most 2,048 pixels a side; nothing is kept."""
+        if file.size == 0:
+            raise Refused(Reason.EMPTY)
+        with self._steps.timed("parse"):
+            drawn = await self._steps.redraw(file, reader.user_id)
+        return drawn, await asyncio.to_thread(file.folder.content.read_bytes)
 
     async def ingest(self, file: ReceivedFile, session_id: str, reader: Reader) -> dict[str, Any]:
         """Make the file an attachment of a session of the reader's, a new document each time.

@@ -59,6 +59,15 @@ class Outline:
     cut: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnImage:
+    """An image that the child has drawn anew into the job's `content`: its media type, and its size in pixels."""
+
+    mime: str
+    width: int
+    height: int
+
+
 @dataclass(slots=True)
 class ParserPoolStats:
     """Since start: files read, files refused, children started, killed at the deadline, died on their own; seconds
@@ -103,6 +112,13 @@ class ParserPool:
     async def read(self, job: Job, user_id: str, size: int) -> Outline:
         """Read one file of a user's, of so many bytes. Raises `Refused` with its reason; a cancelled caller's child is
         killed."""
+        return Outline(**await self._answer(job, user_id, size))
+
+    async def redraw(self, job: Job, user_id: str, size: int) -> DrawnImage:
+        """The same for an image."""
+        return DrawnImage(**await self._answer(job, user_id, size))
+
+    async def _answer(self, job: Job, user_id: str, size: int) -> dict[str, Any]:
         began = perf_counter()
         async with self.gate.place(user_id) as place:
             entered = perf_counter()
@@ -118,7 +134,7 @@ class ParserPool:
         if "refused" in answer:
             self.stats.refused += 1
             raise Refused(Reason(answer["refused"]))
-        return Outline(**answer)
+        return answer
 
     async def aclose(self) -> None:
         """End the idle children. Files that are being read belong to tasks that have been cancelled before."""

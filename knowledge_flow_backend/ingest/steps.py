@@ -15,12 +15,12 @@ from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
 from knowledge_flow_backend.ingest.names import Format, format_of
-from knowledge_flow_backend.ingest.pool import Outline, ParserPool
+from knowledge_flow_backend.ingest.pool import DrawnImage, Outline, ParserPool
 from knowledge_flow_backend.ingest.progress import Stage
 from knowledge_flow_backend.ingest.receive import ReceivedFile
 from knowledge_flow_backend.ingest.staging import Folder
 from knowledge_flow_backend.ingest.stored import StoredChunks, StoredVectors
-from knowledge_flow_backend.ingest.work import Job
+from knowledge_flow_backend.ingest.work import IMAGE, Job
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
@@ -142,6 +142,12 @@ class IngestSteps:
             max_chars=max_chars,
         )
         return await self._pool.read(job, user_id, file.size)
+
+    async def redraw(self, file: ReceivedFile, user_id: str) -> DrawnImage:
+        """Draw a user's image anew: it is the `content` of its folder then. Raises as `read` does."""
+        folder = file.folder
+        job = Job(str(folder.raw), IMAGE, file.name, str(folder.content), str(folder.chunks), size=0, overlap=0)
+        return await self._pool.redraw(job, user_id, file.size)
 
     async def chunks(self, file: ReceivedFile, uid: str) -> StoredChunks:
         """The chunks of a file that has been read, as those of the document `uid`. Raises OSError."""

@@ -20,6 +20,10 @@ from knowledge_flow_backend.ingest.tables import with_headers
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 CHUNKS_A_LINE = 64
+IMAGE = "image"
+"""The format of a job that makes an image of an image, and no text."""
+MAX_IMAGE_BYTES = 10 * 1024 * 1024
+"""Of an image as it comes, and as it is made."""
 
 # What parsers raise for files that break their format; anything else ends the child and counts as its death.
 BROKEN_INPUT = (
@@ -66,7 +70,8 @@ class Job:
 
     `content` and `chunks` are the two files to write: the canonical text in UTF-8, and a line of JSON for each batch
     of chunks, `[[ordinal, start, end, [section…], page, text]…]`. Of a longer text than `max_chars` its beginning is
-    written, and the chunks that lie in it.
+    written, and the chunks that lie in it. Of an image (`format` is `IMAGE`) `content` becomes the image drawn anew;
+    the other fields mean nothing then.
     """
 
     source: str
@@ -82,9 +87,13 @@ class Job:
 def run(job: Job, parsers: Mapping[str, Parse] = PARSERS) -> dict[str, Any]:
     """Do the job. `{"title", "chars", "pages", "chunks", "cut"}` once both files are written, or `{"refused": reason}`.
 
-    `chars` is the length of the whole text, `cut` the sentence that says what of the file is not in it.
+    `chars` is the length of the whole text, `cut` the sentence that says what of the file is not in it. Of an image:
+    `{"mime", "width", "height"}`.
     """
     try:
+        if job.format == IMAGE:
+            drawn: dict[str, Any] = import_module("knowledge_flow_backend.ingest.images").redraw(job)
+            return drawn
         parsed = with_headers(_parse(job, parsers), job.size)
     except Refused as refused:
         return {"refused": refused.reason}

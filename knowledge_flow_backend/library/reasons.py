@@ -15,6 +15,8 @@ class Reason(StrEnum):
     ENCRYPTED = "encrypted"
     TOO_COMPLEX = "too_complex"
     UNPACKS_TOO_LARGE = "unpacks_too_large"
+    NOT_AN_IMAGE = "not_an_image"
+    TOO_MANY_PIXELS = "too_many_pixels"
     TOO_LARGE = "too_large"
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
@@ -39,6 +41,8 @@ SENTENCES: dict[Reason, str] = {
     Reason.ENCRYPTED: "The file is protected by a password.",
     Reason.TOO_COMPLEX: "The file is too deeply nested or has too many parts or pages.",
     Reason.UNPACKS_TOO_LARGE: "The file unpacks to far more than its size.",
+    Reason.NOT_AN_IMAGE: "The file is no whole PNG, JPEG or WebP image, whatever its name says.",
+    Reason.TOO_MANY_PIXELS: "The image has more than 40 million pixels.",
     Reason.TOO_LARGE: "The file is larger than allowed.",
     Reason.TIMED_OUT: "Reading the file took too long.",
     Reason.OUT_OF_MEMORY: "Reading the file took too much memory.",

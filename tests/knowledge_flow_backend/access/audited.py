@@ -20,6 +20,7 @@ NOT_AUDITED: dict[str, str] = {
     "POST /upload-process-documents": "the document itself says whose it is, since when and of which content",
     "POST /documents/{uid}/ingest": "the same file of the same document",
     "POST /fast/text": "keeps nothing",
+    "POST /fast/image": "keeps nothing",
     "POST /fast/ingest": "an attachment, which its owner alone sees",
     "POST /tags": "a library that nobody else reads",
     "PUT /tags/{tag_id}": "a name; who reads it stays",

@@ -58,6 +58,7 @@ ELSEWHERE = {
     ("POST", "/tags"),
     ("POST", "/upload-process-documents"),
     ("POST", "/fast/text"),
+    ("POST", "/fast/image"),
     ("GET", "/audit/events"),
     ("POST", "/fast/ingest"),
     ("DELETE", "/fast/ingest"),
