@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
 import aiohttp
@@ -12,11 +12,17 @@ from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcess
 from agentic_backend.knowledge.client import KEPT_S, Caller, cause_of
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient
+from backend_kit.wire import InvalidJson, loads
 
 logger = logging.getLogger(__name__)
 
 _MAX_ANSWER_BYTES: Final = 256 * 1024
+IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp"})
+"""The media types of images that are drawn anew."""
+MAX_IMAGE_BYTES: Final = 10 * 1024 * 1024
+"""Of an image as it is sent, and as it is drawn."""
 _MAX_SENTENCE_CHARS: Final = 300
+_MAX_SIDE: Final = 2048
 _REFUSED: Final = frozenset({400, 413, 422})
 """Statuses of a file that is not taken; the answer says why."""
 _ANSWERED: Final = _REFUSED | {200, 204}
@@ -43,6 +49,16 @@ class Ingested:
     preview: str
 
 
+@dataclass(frozen=True, slots=True)
+class Redrawn:
+    """An image that knowledge flow has drawn anew, and does not keep. `width` and `height` in pixels."""
+
+    mime_type: str
+    width: int
+    height: int
+    content: bytes = field(repr=False)
+
+
 class _Lent(aiohttp.payload.IOBasePayload):
     """A file that is its caller's to close: aiohttp's own closes it in a thread some time later, so that two may close
     it at once, which fails for one of them."""
@@ -57,7 +73,8 @@ class AttachmentClient:
 
     def __init__(self, endpoint: AttachmentEndpoint) -> None:
         self._endpoint = endpoint
-        self._ingest = URL(endpoint.base_url.rstrip("/") + "/fast/ingest")
+        base = URL(endpoint.base_url.rstrip("/") + "/fast")
+        self._ingest, self._image = base / "ingest", base / "image"
         limits = Connections(
             endpoint.max_connections, keepalive_s=endpoint.keepalive_s, connect_s=endpoint.connect_s, pool_s=None
         )
@@ -65,30 +82,36 @@ class AttachmentClient:
 
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed` with the reason in words."""
-        form = aiohttp.FormData(quote_fields=False)
-        form.add_field("session_id", session_id)
-        form.add_field("file", _Lent(file, content_type="application/octet-stream"), filename=name)
-        status, answer = await self._call("POST", self._ingest, caller, self._endpoint.ingest_s, form)
-        if status in _REFUSED:
-            raise UploadProcessingFailed(_sentence(answer))
-        if status != 200:
-            raise _unavailable("ingest", f"HTTP {status}")
+        answer = _json(await self._upload(self._ingest, caller, _form(file, name, session_id=session_id)))
         try:
             return Ingested(str(answer["document_uid"]), str(answer["mime_type"]), str(answer["preview"]))
         except KeyError:
             raise _unavailable("ingest", "broken answer") from None
 
+    async def redraw(self, file: IO[bytes], name: str, caller: Caller) -> Redrawn:
+        """Have an image drawn anew, at most 2,048 pixels a side and without what else its file says. Raises
+        `UploadProcessingFailed` with the reason in words."""
+        found = await self._upload(self._image, caller, _form(file, name))
+        try:
+            width, height = (int(found.headers[f"X-Image-{side}"]) for side in ("Width", "Height"))
+        except (KeyError, ValueError):
+            raise _unavailable("image", "broken answer") from None
+        mime = found.headers.get("Content-Type", "")
+        if mime not in IMAGE_TYPES or min(width, height) < 1 or max(width, height) > _MAX_SIDE or not found.body:
+            raise _unavailable("image", "broken answer")
+        return Redrawn(mime, width, height, found.body)
+
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
         """Delete one attachment of the caller's; one that is gone already is no failure."""
         url = (self._ingest / document_uid).with_query(session_id=session_id)
-        status, _ = await self._call("DELETE", url, caller, self._endpoint.delete_s)
+        status = (await self._call("DELETE", url, caller, self._endpoint.delete_s)).status
         if status not in (204, 404):
             raise _unavailable("delete", f"HTTP {status}")
 
     async def delete_session(self, session_id: str, caller: Caller) -> None:
         """Delete all that the caller attached to a session."""
         url = self._ingest.with_query(session_id=session_id)
-        status, _ = await self._call("DELETE", url, caller, self._endpoint.delete_s)
+        status = (await self._call("DELETE", url, caller, self._endpoint.delete_s)).status
         if status != 200:
             raise _unavailable("delete", f"HTTP {status}")
 
@@ -96,23 +119,56 @@ class AttachmentClient:
         """Close the connections. Calls that still run fail."""
         await self._client.aclose()
 
+    async def _upload(self, url: URL, caller: Caller, form: aiohttp.FormData) -> "_Answer":
+        """The answer of status 200."""
+        answer = await self._call("POST", url, caller, self._endpoint.ingest_s, form)
+        if answer.status in _REFUSED:
+            raise UploadProcessingFailed(_sentence(_json(answer)))
+        if answer.status != 200:
+            raise _unavailable(url.name, f"HTTP {answer.status}")
+        return answer
+
     async def _call(
         self, method: str, url: URL, caller: Caller, limit_s: float, form: aiohttp.FormData | None = None
-    ) -> tuple[int, Mapping[str, Any]]:
-        """Status and decoded body; an empty one where that is no JSON object."""
-        request = HttpRequest(url, method, form, caller.headers(), max_bytes=_MAX_ANSWER_BYTES, good=_ANSWERED)
-        answer = None
+    ) -> "_Answer":
+        most = MAX_IMAGE_BYTES if url == self._image else _MAX_ANSWER_BYTES
+        request = HttpRequest(url, method, form, caller.headers(), max_bytes=most, good=_ANSWERED)
         try:
             found = await self._client.call(request, deadline_s=limit_s)
-            status = found.status
-            answer = found.json()
+            answer = _Answer(found.status, found.headers, found.body)
         except CallFailed as failure:
             if not failure.status:
                 raise _unavailable(method, cause_of(failure)) from None
-            status = failure.status
-        if status == 401:
+            answer = _Answer(failure.status)
+        if answer.status == 401:
             raise Unauthenticated
-        return status, answer if isinstance(answer, dict) else {}
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What knowledge flow said; without a body where its status is none of `_ANSWERED`, or that was too large."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def _form(file: IO[bytes], name: str, **fields: str) -> aiohttp.FormData:
+    form = aiohttp.FormData(quote_fields=False)
+    for field_name, value in fields.items():
+        form.add_field(field_name, value)
+    form.add_field("file", _Lent(file, content_type="application/octet-stream"), filename=name)
+    return form
+
+
+def _json(answer: _Answer) -> Mapping[str, Any]:
+    """The decoded body; an empty one where that is no JSON object."""
+    try:
+        found = loads(answer.body)
+    except InvalidJson:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _sentence(answer: Mapping[str, Any]) -> str:

@@ -35,6 +35,11 @@ WHERE a.attachment_id = ANY(:ids) AND a.user_id = :user_id
     AND a.session_id = coalesce(CAST(:session_id AS text), a.session_id)
 """)
 
+READ_IMAGE: Final = text("""
+SELECT substring(content FROM CAST(:start AS integer) FOR CAST(:size AS integer)) AS part
+FROM attachment_image WHERE attachment_id = :id
+""")
+
 FIND_ATTACHMENT: Final = text("""
 SELECT attachment_id, session_id, user_id, name, coalesce(mime, '') AS mime, size_bytes, summary_md,
     document_uid
@@ -100,6 +105,14 @@ class PostgresAttachments:
             for row in rows
             if not self._deletion_pending(row.session_id, user_id)
         }
+
+    async def image_part(self, image: Attachment, start: int, size: int) -> bytes:
+        """See `AttachmentStore`."""
+        if self._deletion_pending(image.session_id, image.user_id):
+            return b""
+        key = {"id": image.attachment_id, "start": start + 1, "size": size}
+        rows = await self._queries.fetch("read_image", READ_IMAGE, key)
+        return bytes(rows[0].part) if rows else b""
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """See `AttachmentStore`."""

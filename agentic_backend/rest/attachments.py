@@ -1,5 +1,6 @@
 """REST of attachments: files that a user uploads to one of their sessions, received within size limits."""
 
+import asyncio
 import logging
 import os
 import re
@@ -29,9 +30,9 @@ from agentic_backend.errors import (
     UploadProcessingFailed,
 )
 from agentic_backend.events import utc_now
-from agentic_backend.knowledge import Caller, Ingested
-from agentic_backend.rest.upload import FORM_BYTES, receive
-from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftovers, Verdict
+from agentic_backend.knowledge import MAX_IMAGE_BYTES, Caller, Ingested, Redrawn
+from agentic_backend.rest.upload import FORM_BYTES, Received, receive
+from agentic_backend.session.attachments import Attachment, AttachmentStore, Image, Leftovers, Verdict
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.aio import Crowded, FairGate, GateRules
@@ -73,6 +74,9 @@ class IngestedDocuments(Protocol):
     async def ingest(self, file: IO[bytes], name: str, session_id: str, caller: Caller) -> Ingested:
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed`."""
 
+    async def redraw(self, file: IO[bytes], name: str, caller: Caller) -> Redrawn:
+        """Have an image drawn anew, without keeping it. Raises `UploadProcessingFailed`."""
+
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
         """Delete one document; it is no failure if it does not exist."""
 
@@ -101,7 +105,8 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
 
     @router.post(PATH)
     async def upload_attachment(request: Request, identity: caller) -> Response:
-        """Read a file and attach it to a session, whose turns may search it from then on."""
+        """Read a file and attach it to a session, whose turns may search it from then on; or an image, which its
+        questions may show."""
         return await _answer(services(), request, identity)
 
     @router.get(PATH + "/{attachment_id}/summary")
@@ -172,21 +177,60 @@ async def _upload(state: AttachmentServices, request: Request, identity: Identit
         )
         session = admission.session
         assert session is not None
-        name = file_name(received.name)
-        found = await state.documents.ingest(received.file, name, session.id, asked_by)
-        attachment = Attachment(
-            attachment_id=secrets.token_urlsafe(12),
-            session_id=session.id,
-            user_id=session.user_id,
-            name=name,
-            mime=found.mime_type,
-            size_bytes=received.size,
-            summary_md=found.preview,
-            document_uid=found.document_uid,
-        )
-    await _keep(state, attachment, asked_by)
+        image = None
+        if await asyncio.to_thread(_is_image, received.file):
+            attachment, image = await _drawn(state, received, session, asked_by)
+        else:
+            attachment = await _ingested(state, received, session, asked_by)
+        # Within the place: an image is in memory until it is stored.
+        await _keep(state, attachment, asked_by, image)
     read = {"preview_chars": len(attachment.summary_md), "attached_at": utc_now()}
-    return {**attachment.wire(), **read, "session": session.wire()}
+    drawn = {} if image is None else {"width": image.width, "height": image.height}
+    return {**attachment.wire(), **drawn, **read, "session": session.wire()}
+
+
+async def _ingested(state: AttachmentServices, received: Received, session: Session, asked_by: Caller) -> Attachment:
+    name = file_name(received.name)
+    found = await state.documents.ingest(received.file, name, session.id, asked_by)
+    return Attachment(
+        attachment_id=secrets.token_urlsafe(12),
+        session_id=session.id,
+        user_id=session.user_id,
+        name=name,
+        mime=found.mime_type,
+        size_bytes=received.size,
+        summary_md=found.preview,
+        document_uid=found.document_uid,
+    )
+
+
+def _is_image(file: IO[bytes]) -> bool:
+    """Whether it begins as PNG, JPEG or WebP do, whatever its name says; runs in a thread."""
+    head = file.read(12)
+    file.seek(0)
+    return head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+
+
+async def _drawn(
+    state: AttachmentServices, received: Received, session: Session, asked_by: Caller
+) -> tuple[Attachment, Image]:
+    if received.size > MAX_IMAGE_BYTES:
+        raise AttachmentTooLarge
+    name = file_name(received.name)
+    found = await state.documents.redraw(received.file, name, asked_by)
+    attachment = Attachment(
+        attachment_id=secrets.token_urlsafe(12),
+        session_id=session.id,
+        user_id=session.user_id,
+        name=name,
+        mime=found.mime_type,
+        size_bytes=len(found.content),
+        summary_md="",
+        document_uid=None,
+    )
+    return attachment, Image(
+        attachment.attachment_id, name, found.mime_type, found.width, found.height, content=found.content
+    )
 
 
 class _Admission:
@@ -214,11 +258,13 @@ class _Admission:
             raise Overloaded(retry_after_s=5.0) from None
 
 
-async def _keep(state: AttachmentServices, attachment: Attachment, asked_by: Caller) -> None:
+async def _keep(
+    state: AttachmentServices, attachment: Attachment, asked_by: Caller, image: Image | None = None
+) -> None:
     """Store it, or delete its document again: knowledge flow must not have documents that no session lists."""
     kept = False
     try:
-        _accepted(await state.store.keep(attachment, state.most))
+        _accepted(await state.store.keep(attachment, state.most, image))
         kept = True
     finally:
         if not kept and attachment.document_uid is not None:

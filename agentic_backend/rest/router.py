@@ -26,6 +26,7 @@ from agentic_backend.rest.configuration import PublicSettings, add_configuration
 from agentic_backend.rest.documents import ReadableDocuments, add_documents
 from agentic_backend.rest.export import add_export
 from agentic_backend.rest.feedback import add_feedback, add_feedback_reading
+from agentic_backend.rest.images import add_images
 from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
@@ -108,6 +109,7 @@ def build_routes(services: Callable[[], ChatServices], identify: Callable[..., A
     add_feedback(chat, lambda: services().feedback, caller)
     add_feedback_reading(kpi, lambda: services().feedback, lambda: services().views, caller)
     add_attachments(chat, lambda: services().attachments, caller)
+    add_images(chat, services, caller)
     add_keys(chat, lambda: services().keys, caller)
     add_export(chat, services, caller)
     add_shares(chat, services, caller)

@@ -88,6 +88,9 @@ class AttachmentStore(ImageStore, Protocol):
         """Store it if the user has fewer than `most`, and the session exists and has none of that name; with the bytes
         of `image` where it is one."""
 
+    async def image_part(self, image: Attachment, start: int, size: int) -> bytes:
+        """At most `size` bytes of an image from byte `start` on, counted from 0; none where it is gone."""
+
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """An attachment of the user (and of that session, if given), or None."""
 

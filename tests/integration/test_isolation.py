@@ -143,6 +143,9 @@ OPERATIONS: dict[str, Kind | Named] = {
     "GET /chatbot/upload/{attachment_id}/summary": Named(
         (404,), ({}, {"params": {"session_id": "{session_id}"}}, {"params": OWN_SESSION})
     ),
+    "GET /chatbot/upload/{attachment_id}/image": Named(
+        (404,), ({}, {"params": {"session_id": "{session_id}"}}, {"params": OWN_SESSION})
+    ),
     "DELETE /chatbot/upload/{attachment_id}": Named(
         (404,), ({}, {"params": {"session_id": "{session_id}"}}, {"params": OWN_SESSION})
     ),
@@ -397,10 +400,11 @@ def attach(database, session_id):
     """An attachment, as knowledge flow would have made it possible."""
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes)"
-            " VALUES ('ann-attachment', %s, 'ann', %s, 1)",
-            (session_id, f"{SECRET_WORD}.txt"),
+            "INSERT INTO session_attachments (attachment_id, session_id, user_id, name, size_bytes, mime)"
+            " VALUES ('ann-attachment', %s, 'ann', %s, 8, 'image/png')",
+            (session_id, f"{SECRET_WORD}.png"),
         )
+        connection.execute("INSERT INTO attachment_image VALUES ('ann-attachment', 1, 1, %s)", (SECRET_WORD.encode(),))
 
 
 def test_every_operation_route_and_frame_has_its_place_here():

@@ -6,9 +6,9 @@ from typing import IO
 import pytest
 
 from agentic_backend.errors import KfUnavailable, SessionNotFound, Unauthenticated
-from agentic_backend.knowledge import Caller, Ingested
+from agentic_backend.knowledge import Caller, Ingested, Redrawn
 from agentic_backend.rest.attachments import ATTACHED_FILES, AttachmentServices, _keep
-from agentic_backend.session.attachments import Attachment, Verdict
+from agentic_backend.session.attachments import Attachment, Image, Verdict
 from backend_kit.aio import FairGate
 from backend_kit.wire import ServiceError
 
@@ -21,7 +21,7 @@ class Gone:
 
     left: list[Attachment] = field(default_factory=list)
 
-    async def keep(self, _attachment: Attachment, _most: int) -> Verdict:
+    async def keep(self, _attachment: Attachment, _most: int, _image: Image | None) -> Verdict:
         return "gone"
 
     async def leave(self, attachment: Attachment) -> None:
@@ -36,6 +36,9 @@ class Knowledge:
     deleted: list[str] = field(default_factory=list)
 
     async def ingest(self, _file: IO[bytes], _name: str, _session_id: str, _caller: Caller) -> Ingested:
+        raise NotImplementedError
+
+    async def redraw(self, _file: IO[bytes], _name: str, _caller: Caller) -> Redrawn:
         raise NotImplementedError
 
     async def delete(self, document_uid: str, _session_id: str, _caller: Caller) -> None:

@@ -40,6 +40,9 @@ class MemoryAttachments(AttachmentStore):
     async def keep(self, attachment: Attachment, most: int, image: Image | None = None) -> Verdict:
         raise NotImplementedError
 
+    async def image_part(self, image: Attachment, start: int, size: int) -> bytes:
+        raise NotImplementedError
+
     async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
         raise NotImplementedError
 
