@@ -545,8 +545,8 @@ class Ai(Section):
     """Attachments a user may have; a further one gets `attachment_limit_reached`. 0 = no uploads: they get
     `attachments_disabled`."""
     max_attached_file_size_mb: Positive = 50
-    """Largest attachment in MiB; a larger one gets `attachment_too_large`. Knowledge flow's `processing.max_file_mb`
-    should not be less."""
+    """Largest attachment in MiB; a larger one gets `attachment_too_large`, as does an image above 10. Knowledge flow's
+    `processing.max_file_mb` should not be less."""
     attachments_dir: Text | None = None
     """Directory for files while they are uploaded, at most eight at a time, two of a user; none = the system's for
     temporary files (`TMPDIR`). It should not be on the disk of `persistence.spool_dir`, which turns wait for: where it

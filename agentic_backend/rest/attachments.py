@@ -267,12 +267,18 @@ async def _keep(
         _accepted(await state.store.keep(attachment, state.most, image))
         kept = True
     finally:
-        if not kept and attachment.document_uid is not None:
-            try:
-                await state.documents.delete(attachment.document_uid, attachment.session_id, asked_by)
-            except (KfUnavailable, Unauthenticated):
-                # A token may expire while a file is read; the owner's next request brings another.
-                await state.store.leave(attachment)
+        if not kept:
+            await _take_back(state, attachment, asked_by)
+
+
+async def _take_back(state: AttachmentServices, attachment: Attachment, asked_by: Caller) -> None:
+    if attachment.document_uid is None:
+        return
+    try:
+        await state.documents.delete(attachment.document_uid, attachment.session_id, asked_by)
+    except (KfUnavailable, Unauthenticated):
+        # A token may expire while a file is read; the owner's next request brings another.
+        await state.store.leave(attachment)
 
 
 def _accepted(verdict: Verdict) -> None:

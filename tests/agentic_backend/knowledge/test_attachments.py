@@ -9,7 +9,7 @@ import pytest
 from aiohttp import BodyPartReader, web
 
 from agentic_backend.errors import KfUnavailable, Unauthenticated, UploadProcessingFailed
-from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, Caller, Ingested
+from agentic_backend.knowledge import AttachmentClient, AttachmentEndpoint, Caller, Ingested, Redrawn
 from backend_kit.auth import Credentials
 from backend_kit.http import listen
 from tests.support.ports import free_port
@@ -28,6 +28,7 @@ class Knowledge:
         self.heard: list[tuple[str, str, str | None]] = []
         self.uploaded: dict[str, tuple[str | None, bytes]] = {}
         self.hang: asyncio.Event | None = None
+        self.answer: web.Response | None = None
 
     async def handle(self, request: web.Request) -> web.Response:
         """Any request."""
@@ -38,6 +39,8 @@ class Knowledge:
                 self.uploaded[str(part.name)] = (part.filename, bytes(await part.read()))
         if self.hang is not None:
             await self.hang.wait()
+        if self.answer is not None:
+            return self.answer
         if self.status == 204:
             return web.Response(status=204)
         return web.json_response(self.body, status=self.status)
@@ -123,6 +126,43 @@ async def test_an_upload_that_is_not_done(
     if isinstance(caught.value, UploadProcessingFailed):
         assert caught.value.sentence == sentence
     assert len(knowledge.heard) == 1
+
+
+def drawn(body: bytes = b"pixels", **headers: str) -> web.Response:
+    said = {"X-Image-Width": "640", "X-Image-Height": "480", "Content-Type": "image/png"}
+    said |= {name.replace("_", "-"): value for name, value in headers.items()}
+    return web.Response(body=body, headers=said)
+
+
+async def test_an_image_comes_back_drawn_anew(client: AttachmentClient, knowledge: Knowledge) -> None:
+    knowledge.answer = drawn()
+    found = await client.redraw(io.BytesIO(b"Hello"), "a.png", Caller(Credentials("ann")))
+    assert found == Redrawn("image/png", 640, 480, b"pixels")
+    assert knowledge.heard == [("POST", "/kf/fast/image", "Bearer ann")]
+    assert knowledge.uploaded == {"file": ("a.png", b"Hello")}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        drawn(b""),
+        drawn(Content_Type="text/html"),
+        drawn(Content_Type="image/svg+xml"),
+        drawn(X_Image_Width="0"),
+        drawn(X_Image_Width="2049"),
+        drawn(X_Image_Height="tall"),
+        drawn(bytes(10 * 1024 * 1024 + 1)),
+        web.json_response({}),
+        web.Response(status=500),
+        web.Response(status=404),
+    ],
+)
+async def test_what_is_no_image_is_not_taken_for_one(
+    client: AttachmentClient, knowledge: Knowledge, answer: web.Response
+) -> None:
+    knowledge.answer = answer
+    with pytest.raises(KfUnavailable):
+        await client.redraw(io.BytesIO(b"Hello"), "a.png", Caller(Credentials("ann")))
 
 
 async def test_deletions(client: AttachmentClient, knowledge: Knowledge) -> None:

@@ -173,7 +173,7 @@ async def test_colours_of_another_profile_become_those_of_srgb(pool: ParserPool,
 
 @pytest.mark.parametrize("format_", MIMES)
 async def test_a_bomb_is_refused_by_its_head(pool: ParserPool, tmp_path: Path, format_: str) -> None:
-    """docs/trust.md#F6"""
+    """docs/trust.md#F12"""
     await redrawn(pool, tmp_path / "small", encoded(halves(), format_))
     pid = pool._idle[0]._process.pid
     before = peak_mb(pid)
@@ -184,7 +184,7 @@ async def test_a_bomb_is_refused_by_its_head(pool: ParserPool, tmp_path: Path, f
 
 
 async def test_what_is_no_image_is_refused_and_costs_no_child(pool: ParserPool, tmp_path: Path) -> None:
-    """docs/trust.md#F6"""
+    """docs/trust.md#F12"""
     gif, tiff = (encoded(halves(), format_) for format_ in ("GIF", "TIFF"))
     for data in (b"<html><script>alert(1)</script>", b"", gif, tiff, b"GIF89a", b"\x89PNG", b"%PDF-1.4"):
         assert await refused(pool, tmp_path, data) in (Reason.NOT_AN_IMAGE, Reason.UNREADABLE)
