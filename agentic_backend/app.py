@@ -403,6 +403,7 @@ class AgenticService(Service[AgenticSettings, State]):
         reports = TurnReports(kpi, metrics, windows, tracer=tracer)
         runner = TurnRunner(
             store=persistence.store,
+            images=persistence.attachments,
             log=persistence.log,
             catalog=catalog,
             admission=admission,

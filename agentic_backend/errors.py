@@ -9,6 +9,7 @@ ServiceError (backend_kit.wire)
 ├── SessionBusy, SessionRecovering, TooManyTurns, RateLimited, Overloaded, Draining, Conflict
 ├── AttachmentsDisabled, AttachmentLimitReached, AttachmentTooLarge, AttachmentDuplicate, AttachmentNotFound
 ├── MissingFilename, UploadProcessingFailed      uploads
+├── ModelWithoutVision                           a question with images
 ├── NotAwaiting                                  a person's answer to no open question
 ├── StorageFull, HistoryUnavailable              persistence
 └── TurnFailed                                   a turn that began and could not end well
@@ -209,6 +210,12 @@ class UploadProcessingFailed(ServiceError):
     def __init__(self, sentence: str = "") -> None:
         super().__init__()
         self.sentence = sentence
+
+
+class ModelWithoutVision(ServiceError):
+    """A question with images to an agent, or a model, that takes none."""
+
+    code: ClassVar[Code] = Code.MODEL_WITHOUT_VISION
 
 
 class StorageFull(ServiceError):

@@ -154,6 +154,11 @@ class ChatMessage:
         """The text of its parts."""
         return text_of(self.parts)
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Of a question the ids of the attachments that it shows."""
+        return asked_images(self.parts) if b'"image_url"' in self.json else ()
+
 
 def text_of(parts: list[Part]) -> str:
     """The text parts joined, for an agent's prompt."""
@@ -163,6 +168,21 @@ def text_of(parts: list[Part]) -> str:
 def text_part(text: str) -> Part:
     """A text part."""
     return {"type": "text", "text": text}
+
+
+_IMAGE_URL: Final = ("chatbot/upload/", "/image")
+
+
+def image_part(attachment_id: str, name: str) -> Part:
+    """The part of an image that its user asks about. Its URL is relative to the service's base path."""
+    return {"type": "image_url", "url": attachment_id.join(_IMAGE_URL), "alt": name}
+
+
+def asked_images(parts: list[Part]) -> tuple[str, ...]:
+    """The ids of the attachments that a question's image parts name, in their order."""
+    before, after = _IMAGE_URL
+    urls = [part["url"] for part in parts if part.get("type") == "image_url"]
+    return tuple(url.removeprefix(before).removesuffix(after) for url in urls if url.startswith(before))
 
 
 _UNREADABLE: Final = "unreadable"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -212,6 +212,10 @@ class AgentSettings(Section):
     """Whether the model may call functions that a client offers with its question (an OpenAI client's `tools`): the
     answer then ends with these calls, and the client's next question has their results. For the plain agent, and for a
     module of your own that declares `CLIENT_TOOLS`; refused for any other agent, and for a hosted graph."""
+    images: bool = False
+    """Whether a hosted graph takes questions with images (`graph`): the content of their message is then a list, the
+    text first, and an `image_url` with a data URL for each image. Refused for any other agent: its module says so
+    itself (`IMAGES`), and its model (`vision`)."""
     starters: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_STARTER_CHARS, pattern=r"\S")], ...],
         Listed,
@@ -414,6 +418,9 @@ class DefaultChatModel(ChatModel):
     """Label in the chat page; none = the name."""
     description: str = ""
     """What it is good for, as the chat page says beside the label."""
+    vision: bool = False
+    """Whether it takes images: a question with images to a model that does not is refused, with `model_without_vision`.
+    """
     fallbacks: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of `ai.chat_models` that are asked one after the other where the model is unavailable, limits its rate or is
     silent, before its first token only. Of `deadlines.first_token_s` each has half of what is left, the last one all of
@@ -468,6 +475,8 @@ class OfferedModel(Section):
     """Label in the chat page; none = the id."""
     description: str = ""
     """What it is good for, as the chat page says beside the label."""
+    vision: bool = False
+    """Whether it takes images, as for `ai.default_chat_model`."""
     fallbacks: Annotated[tuple[Text, ...], Listed] = ()
     """Ids of models that are asked in its place, as for `ai.default_chat_model`; `default` is that one."""
     provider: Annotated[Provider, AfterValidator(installed)] | None = None
@@ -520,12 +529,17 @@ class Recursion(Section):
     """Steps of one run of the graph; above it the turn fails. An agent with tools answers with what it has."""
 
 
-def _check_fallbacks(model_id: str, fallbacks: Collection[str], known: Collection[str], *path: str | int) -> None:
+def _check_fallbacks(model_id: str, fallbacks: Collection[str], known: Mapping[str, bool], *path: str | int) -> None:
+    """Raise `SettingsRefused` for a fallback that is none. `known`: the ids of all models, and which have vision."""
     seen = {model_id}
     for place, name in enumerate(fallbacks):
         if name in seen or name not in known:
             said = "is named already" if name in seen else "names a model that is not among chat_models"
             raise SettingsRefused(said, *path, "fallbacks", place)
+        if known[model_id] and not known[name]:
+            raise SettingsRefused(
+                "names a model that takes no images, in place of one that does", *path, "fallbacks", place
+            )
         seen.add(name)
 
 
@@ -620,7 +634,10 @@ class Ai(Section):
 
     @model_validator(mode="after")
     def _fallbacks_are_there(self) -> "Ai":
-        known = {DEFAULT_MODEL, *(model.id for model in self.chat_models)}
+        known = {
+            DEFAULT_MODEL: self.default_chat_model.vision,
+            **{model.id: model.vision for model in self.chat_models},
+        }
         _check_fallbacks(DEFAULT_MODEL, self.default_chat_model.fallbacks, known, "default_chat_model")
         for place, model in enumerate(self.chat_models):
             _check_fallbacks(model.id, model.fallbacks, known, "chat_models", place)

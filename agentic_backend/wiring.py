@@ -282,6 +282,7 @@ def make_kit(
             groups.of(*(called[one] for one in (name, *model.fallbacks))),
             model.name,
             *model.shown,
+            vision=model.vision,
         )
         for name, model in own.items()
     }

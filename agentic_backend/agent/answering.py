@@ -119,7 +119,7 @@ async def answer_or_calls(model: NamedModel, messages: Sequence[BaseMessage], ru
 
 def conversation(system: str, run: AgentRun) -> Prompt:
     """The system prompt, the earlier turns and the question, as messages for a model."""
-    return Prompt(system, run.history, question_of(run))
+    return Prompt(system, run.history, question_of(run), run.images)
 
 
 def question_of(run: AgentRun, *above: str) -> str:

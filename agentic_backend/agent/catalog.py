@@ -63,9 +63,11 @@ class Agent:
         restart: Restart = "never",
         uses_credentials: bool = True,
         client_tools: bool = False,
+        seeing: Collection[str] = (),
         callbacks: Sequence[BaseCallbackHandler] = (),
     ) -> None:
-        """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`.
+        """With `checkpoints` the agent may interrupt itself to ask a person. A turn may choose one of `models`;
+        those of `seeing` get images.
 
         A `straight` graph is run by `StraightGraph`, any other by LangGraph's engine, as all are where `callbacks`
         listen. Raises `NotStraight`.
@@ -75,6 +77,7 @@ class Agent:
         self.uses_credentials = uses_credentials
         self.client_tools = client_tools
         self._models = models
+        self._seeing = seeing
         self._graph = graph
         self._straight = StraightGraph(graph) if straight and not callbacks else None
         self._recursion_limit = recursion_limit
@@ -111,6 +114,10 @@ class Agent:
         if wanted is not None and not lenient:
             raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
+
+    def sees(self, model: str) -> bool:
+        """See `TurnAgent`."""
+        return model in self._seeing
 
     def expect_input(self, given: GraphInput) -> None:
         """See `TurnAgent`: it takes a question alone."""
@@ -206,6 +213,7 @@ class _Entry:
     straight: bool = False
     restart: Restart = "never"
     uses_credentials: bool = True
+    images: bool = False
     graph: LoadedGraph | None = None
 
     @property
@@ -288,7 +296,7 @@ class Catalog:
         module = self._class_of(agent).module
         _build_of(agent, module)
         _restart_of(agent, module)
-        _expect_client_tools(agent, module)
+        _check_taken(agent, module)
 
     def try_build(self, agent: AgentSettings) -> None:
         """Compile the agent's graph as a test, without keeping it. Raises `AgentUnusable` if it does not compile."""
@@ -381,13 +389,21 @@ class Catalog:
 
     def wire(self, agent: AgentSettings) -> dict[str, Any]:
         """AgentSettings as sent to clients, with the models a turn may choose: id and label, the agent's own first."""
-        choices = self.labelled(self._kit.choices(agent))
+        models, seeing = self.labelled(self._kit.choices(agent)), self._seeing(agent)
+        choices = [{**model, "vision": model["id"] in seeing} for model in models]
         return {**agent.model_dump(mode="json", exclude={"context"}), "model_choices": choices}
 
     def labelled(self, models: Iterable[str]) -> Sequence[dict[str, Any]]:
         """Configured models as sent to clients: id, title, description."""
         known = self._kit.models
         return [{"id": name, "title": known[name].title, "description": known[name].description} for name in models]
+
+    def _seeing(self, agent: AgentSettings) -> Collection[str]:
+        """Ids of the models to which the agent shows images."""
+        if agent.graph is not None:
+            return self.models if agent.images else ()
+        entry = self._entry(agent.id)
+        return self._kit.seeing if entry is not None and entry.images else ()
 
     def list(self) -> list[dict[str, Any]]:
         """Every agent as AgentSettings as sent to clients; disabled agents are included and marked."""
@@ -438,6 +454,7 @@ class Catalog:
             restart=entry.restart,
             uses_credentials=entry.uses_credentials,
             client_tools=settings.client_tools,
+            seeing=self._seeing(settings),
             callbacks=self._hosting.callbacks,
         )
 
@@ -463,11 +480,11 @@ class Catalog:
 def _entry_of(settings: AgentSettings, module: ModuleType | None, graph: LoadedGraph | None = None) -> _Entry:
     digest = hashlib.sha256(dumps(settings.model_dump(mode="json"))).hexdigest()
     if graph is not None:
-        _expect_client_tools(settings, None)
+        _check_taken(settings, None)
         return _Entry(settings, digest, graph=graph)
     if module is None or not settings.enabled:
         return _Entry(settings, digest)
-    _expect_client_tools(settings, module)
+    _check_taken(settings, module)
     return _Entry(
         settings,
         digest,
@@ -476,6 +493,7 @@ def _entry_of(settings: AgentSettings, module: ModuleType | None, graph: LoadedG
         straight=module.__name__ in STRAIGHT,
         restart=_restart_of(settings, module),
         uses_credentials=getattr(module, "CREDENTIALS", True) is not False,
+        images=getattr(module, "IMAGES", False) is True,
     )
 
 
@@ -533,11 +551,13 @@ def _restart_of(settings: AgentSettings, module: ModuleType) -> Restart:
     return restart
 
 
-def _expect_client_tools(settings: AgentSettings, module: ModuleType | None) -> None:
-    """Raise for an agent that is to take functions of clients, and whose module or graph gives them to no model."""
+def _check_taken(settings: AgentSettings, module: ModuleType | None) -> None:
+    """Raise for an agent that is to take functions of clients, or images, and whose module or graph does not."""
     if settings.client_tools and getattr(module, "CLIENT_TOOLS", False) is not True:
         what = "a graph" if module is None else f"module {module.__name__}"
         raise AgentUnusable(f"agent {settings.id}: client_tools: {what} does not take functions of clients")
+    if settings.images and module is not None:
+        raise AgentUnusable(f"agent {settings.id}: images: only of a hosted graph; a module declares IMAGES")
 
 
 def _module_of(settings: AgentSettings) -> ModuleType:

@@ -46,6 +46,10 @@ class DirectAnswer:
         """The default model, whichever a turn wants."""
         return DEFAULT_MODEL
 
+    def sees(self, model: str) -> bool:  # noqa: ARG002 - of `TurnAgent`
+        """False: the text alone is its question."""
+        return False
+
     def expect_input(self, given: GraphInput) -> None:
         """See `TurnAgent`: it takes a question alone."""
         if (at := given.beyond_question) is not None:

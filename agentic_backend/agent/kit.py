@@ -21,12 +21,13 @@ Graph = CompiledStateGraph[Any, AgentRun, AgentState, Any]
 @dataclass(frozen=True, slots=True)
 class NamedModel:
     """A chat model. `name` is used if its endpoint does not report one; `title` is its label for people, and
-    `description` says what it is good for."""
+    `description` says what it is good for. With `vision` it takes images."""
 
     chat_model: BaseChatModel
     name: str
     title: str = ""
     description: str = ""
+    vision: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class AgentKit:
         """The model of this turn."""
         chosen = self.models.get(run.model) if run.model is not None else None
         return chosen or NamedModel(self.chat_model, self.model_name)
+
+    @property
+    def seeing(self) -> frozenset[str]:
+        """Ids of the models that take images."""
+        return frozenset(name for name, model in self.models.items() if model.vision)
 
     def choices(self, settings: AgentSettings) -> tuple[str, ...]:
         """Ids of the models that a turn of the agent may have, its own first."""
@@ -75,6 +81,9 @@ class Build(Protocol):
     A module whose turns may be run again after a kill of the service declares `RESTART: Final = "from_question"`: no
     node does what must not be done twice. It declares `CREDENTIALS: Final = False` too if no node uses
     `run.credentials`: with authentication on, only such a turn runs again before its user asks.
+
+    A module that shows its model the images of questions, `run.images` and those of `run.history` (a `Prompt` has
+    both), declares `IMAGES: Final = True`; to any other a question with images is refused.
 
     The module may also have a `check(settings)`, called at the start of the service: it raises ValueError, with a text
     that names the field, for a tunable value that `build` could not use.

@@ -18,6 +18,8 @@ RESTART: Final[Restart] = "from_question"
 CREDENTIALS: Final = False
 CLIENT_TOOLS: Final = True
 """With `client_tools` its model may call functions of the client."""
+IMAGES: Final = True
+"""Its model sees the images of questions."""
 FIELDS: Final = (FieldSpec(key="prompts.system", type="prompt", title="System prompt"),)
 """The tunable fields; the default is the prompt above."""
 

@@ -46,6 +46,8 @@ the terms alone, separated by commas."""
 FOLLOW_UP: Final = """\
 Write the user's last message as one search query that can be understood without the conversation: put in what it refers
 to, in its language. Answer with the query alone."""
+IMAGES: Final = True
+"""Its model sees the images of questions."""
 FIELDS: Final = (
     # The default of a prompt is the one above.
     FieldSpec(key="prompts.system", type="prompt", title="System prompt"),
@@ -267,7 +269,7 @@ class Rico:
     async def _answer(self, run: AgentRun, *instructions: str, prompt: str | None = None) -> AgentAnswer:
         system = with_language("\n".join([self._tuning.system, *instructions]), run.language)
         history = [_recalled(item) for item in _last(run.history, self._tuning.history_max_messages)]
-        messages = Prompt(system, history, prompt or question_of(run))
+        messages = Prompt(system, history, prompt or question_of(run), run.images)
         model = self._kit.model_for(run)
         return await stream_answer(model.chat_model, messages, run.emit, fallback_model_name=model.name)
 

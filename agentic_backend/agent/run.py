@@ -41,6 +41,9 @@ class AgentRun:
     is to go on: it is asked for the first time when this process ends.
 
     `graph` is what a client of LangGraph's own API asked for; an agent that hosts no graph ignores it.
+
+    `images` are those that the question shows, as data URLs: only an agent that `sees` them gets any. Those of earlier
+    questions are in `history`.
     """
 
     session_id: str
@@ -62,6 +65,7 @@ class AgentRun:
     kept: bool = True
     moves: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     graph: GraphInput | None = None
+    images: Sequence[str] = field(default=(), repr=False)
 
 
 class MovesOn(Exception):
@@ -100,6 +104,9 @@ class TurnAgent(Protocol):
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """The id of the model that answers. Raises `BadRequest` where a turn wants one that it may not choose."""
+
+    def sees(self, model: str) -> bool:
+        """Whether it shows images to the model of that id (`AgentRun.images`), and this one can see."""
 
     def expect_input(self, given: GraphInput) -> None:
         """Raise `BadRequest` where it cannot take what a client of LangGraph's own API asks of it. A graph that is made

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from agentic_backend.errors import BadRequest, MessageTooLong, RateLimited, UnknownType
-from agentic_backend.session.stream import Ask, HumanAnswer
+from agentic_backend.session.stream import MOST_IMAGES, Ask, HumanAnswer
 from backend_kit.auth import Credentials
 from backend_kit.wire import dumps, field_of, storable
 
@@ -123,6 +123,7 @@ class NativeAsk(_Frame):
     after_rank: Annotated[int, Field(ge=-1, le=MAX_RANK)] | None = None
     regenerate: Identifier | None = None
     any_branch: bool = False
+    images: Annotated[list[Identifier], Field(max_length=MOST_IMAGES)] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,8 @@ def _check_question(frame: NativeAsk) -> None:
         raise BadRequest(field="message")
     if frame.regenerate is not None and frame.after_rank is not None:
         raise BadRequest(field="after_rank")
+    if frame.regenerate is not None and frame.images:
+        raise BadRequest(field="images")
 
 
 def parse_compatible(text: str, max_message_chars: int) -> CompatibleFrame:
@@ -284,6 +287,7 @@ def ask_of(frame: NativeAsk | CompatibleAsk, asker: Asker, request_id: str) -> A
         after_rank=None if isinstance(frame, CompatibleAsk) else frame.after_rank,
         regenerate=None if isinstance(frame, CompatibleAsk) else frame.regenerate,
         any_branch=isinstance(frame, NativeAsk) and frame.any_branch,
+        images=() if isinstance(frame, CompatibleAsk) else tuple(dict.fromkeys(frame.images)),
     )
 
 

@@ -1,6 +1,6 @@
 """What a model is asked: a system prompt, the conversation so far and the question."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -18,6 +18,8 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call
 from backend_kit.wire import InvalidJson, dumps, loads
 
 HistoryRole = Literal["user", "assistant", "system", "tool"]
+Content = str | list[str | dict[Any, Any]]
+"""Of a message, as langchain and a chat completions request have it: a text, or parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,11 @@ class HistoryItem:
 
     Stored history has the roles `user` and `assistant` alone. One that a client gave (`Ask.given`) may also have
     `system`, `assistant` with `calls` (its text may be empty), and `tool`: the result of the call `call_id`.
+
+    `images` are the attachments that a stored question shows, by id. A model sees those that `showing` was given.
     """
 
-    __slots__ = ("_json", "call_id", "calls", "checkpoint", "role", "text")
+    __slots__ = ("_json", "_shown", "call_id", "calls", "checkpoint", "images", "role", "text")
 
     def __init__(
         self,
@@ -61,25 +65,36 @@ class HistoryItem:
         *,
         calls: tuple[EarlierCall, ...] = (),
         call_id: str = "",
+        images: tuple[str, ...] = (),
     ) -> None:
         self.role = role
         self.text = text
         self.checkpoint = checkpoint
         self.calls = calls
         self.call_id = call_id
+        self.images = images
+        self._shown: tuple[str, ...] = ()
         self._json = b""
 
     @property
     def json(self) -> bytes:
         """`{"content":text,"role":role}`, as langchain-openai writes it; with `tool_calls` or `tool_call_id`."""
         if not self._json:
-            self._json = _encode(self.role, self.text, self.calls, self.call_id)
+            self._json = _encode(self.role, content_of(self.text, self._shown), self.calls, self.call_id)
         return self._json
+
+    def showing(self, data_urls: Mapping[str, str]) -> "HistoryItem":
+        """It with those of its images that are in `data_urls`, by id."""
+        if not self.images:
+            return self
+        item = HistoryItem(self.role, self.text, self.checkpoint, images=self.images)
+        item._shown = tuple(data_urls[one] for one in self.images if one in data_urls)
+        return item
 
     def message(self) -> BaseMessage:
         """It as a message of langchain."""
         if self.role == "user":
-            return HumanMessage(self.text)
+            return HumanMessage(content_of(self.text, self._shown))
         if self.role == "system":
             return SystemMessage(self.text)
         if self.role == "tool":
@@ -114,7 +129,7 @@ class HistoryItem:
 
     @property
     def _compared(self) -> tuple[object, ...]:
-        return self.role, self.text, self.calls, self.call_id
+        return self.role, self.text, self.calls, self.call_id, self.images
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.role!r}, {self.text!r})"
@@ -125,18 +140,19 @@ class Prompt(Sequence[BaseMessage]):
     our own client sends the encoded ones.
 
     What a client gave as system text is added to the system prompt: many models refuse a second one. Without a question
-    the conversation goes on from the last message of the history, the result of a tool.
+    the conversation goes on from the last message of the history, the result of a tool. `images` are those of the
+    question, as data URLs.
     """
 
     __slots__ = ("_asks", "_history", "_messages", "_question", "_system")
 
-    def __init__(self, system: str, history: Sequence[HistoryItem], question: str) -> None:
+    def __init__(self, system: str, history: Sequence[HistoryItem], question: str, images: Sequence[str] = ()) -> None:
         given = [item.text for item in history if item.role == "system"]
         self._system = "\n\n".join([system, *given]) if given else system
         # An answer without words is a graph's, for the state that it left; some models refuse an empty message.
         said = [item for item in history if item.text or item.role != "assistant" or item.calls]
         self._history = [item for item in said if item.role != "system"] if given else said
-        self._question = question
+        self._question = content_of(question, images)
         self._asks = bool(question) or not self._history or self._history[-1].role != "tool"
         self._messages: list[BaseMessage] | None = None
 
@@ -160,10 +176,17 @@ class Prompt(Sequence[BaseMessage]):
         return len(self._history) + 1 + self._asks
 
 
-def _encode(role: str, text: str, calls: Sequence[EarlierCall] = (), call_id: str = "") -> bytes:
+def content_of(text: str, images: Sequence[str]) -> Content:
+    """The text, or with images, given as data URLs, the parts of a chat completions request."""
+    if not images:
+        return text
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in images)]
+
+
+def _encode(role: str, content: Content, calls: Sequence[EarlierCall] = (), call_id: str = "") -> bytes:
     if calls:
         # Between the calls of a message and their results, endpoints want no content rather than an empty one.
-        return dumps({"content": text or None, "role": role, "tool_calls": [call.wire() for call in calls]})
+        return dumps({"content": content or None, "role": role, "tool_calls": [call.wire() for call in calls]})
     if call_id:
-        return dumps({"content": text, "role": role, "tool_call_id": call_id})
-    return dumps({"content": text, "role": role})
+        return dumps({"content": content, "role": role, "tool_call_id": call_id})
+    return dumps({"content": content, "role": role})

@@ -63,7 +63,7 @@ _BEGUN: Final = """(NOT CAST(:begun AS boolean) OR shown_title <> '' OR is_pendi
 _COLUMNS: Final = f"""{SESSION_COLUMNS}, (
     SELECT json_agg(
         json_build_array(attachment_id, name, size_bytes,
-            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), coalesce(mime, ''))
         ORDER BY created_at, attachment_id)
     FROM session_attachments WHERE session_attachments.session_id = mine.session_id
 )::text AS attachments"""  # noqa: S608 - constants

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
-from agentic_backend.events import utc_now
+from agentic_backend.events import asked_images, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.history import HistoryReader
@@ -301,6 +301,7 @@ def _is_id(session_id: str) -> bool:
 def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
     """Rows of final messages, newest first, as whole exchanges that did not fail, oldest first."""
     questions: dict[str, str] = {}
+    images: dict[str, tuple[str, ...]] = {}
     answers: dict[str, str] = {}
     checkpoints: dict[str, str] = {}
     failed: set[str] = set()
@@ -309,11 +310,14 @@ def _exchanges(rows: Sequence[AnyRow]) -> list[RememberedExchange]:
             failed.add(row.exchange_id)
         elif row.role == "user":
             questions[row.exchange_id] = row.text or ""
+            images[row.exchange_id] = asked_images(row.with_images or [])
         elif row.text or row.checkpoint:
             answers[row.exchange_id] = row.text or ""
             checkpoints[row.exchange_id] = row.checkpoint
     return [
-        RememberedExchange.of_texts(exchange_id, question, answers[exchange_id], checkpoints[exchange_id])
+        RememberedExchange.of_texts(
+            exchange_id, question, answers[exchange_id], checkpoints[exchange_id], images[exchange_id]
+        )
         for exchange_id, question in questions.items()
         if exchange_id in answers and exchange_id not in failed and (question or checkpoints[exchange_id])
     ]

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -164,11 +164,12 @@ class Exchange:
             extras["late_thoughts"] = "\n".join(stretch.text for stretch in self._kept)
         return extras
 
-    def question(self) -> ChatMessage:
-        """The user's message, as `open` publishes it. It says where the exchange begins: by that alone history knows
-        what it supersedes."""
+    def question(self, images: Iterable[Part] = ()) -> ChatMessage:
+        """The user's message, with the parts of its images, as `open` publishes it. It says where the exchange begins:
+        by that alone history knows what it supersedes."""
         metadata = self._noted(self.ask.branching.extras())
-        return self._encoded("user", "final", self._asked_parts(), metadata, self._next_rank)
+        parts = [*self._asked_parts(), *images]
+        return self._encoded("user", "final", parts, metadata, self._next_rank)
 
     def open(self, asked: ChatMessage) -> None:
         """Keep and publish the user's message."""

@@ -20,10 +20,11 @@ class ListedFile(NamedTuple):
     name: str
     size_bytes: int
     attached_at: str
+    mime: str = ""
 
     def wire(self) -> dict[str, Any]:
         """It in an answer."""
-        return {"id": self.id, "name": self.name, "size_bytes": self.size_bytes, "attached_at": self.attached_at}
+        return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)

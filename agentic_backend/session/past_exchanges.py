@@ -130,7 +130,7 @@ class StoredExchange:
         return self.messages[-1].rank + 1 == session.next_rank
 
     def is_of(self, ask: Ask) -> bool:
-        """Whether it matches this ask: the same text in the same place, and the same agent if one is recorded."""
+        """Whether it matches this ask: the same text and images in the same place, and the same agent if known."""
         if self.question.role != "user" or not self._asks_like(ask):
             return False
         if self.cut_off or self._answer is None:
@@ -141,7 +141,8 @@ class StoredExchange:
         said = Branching.of(self.question)
         if said.regenerates is not None or ask.regenerate is not None:
             return said.regenerates == ask.regenerate
-        return self.question.text == ask.message and said.after_rank == ask.after_rank
+        stored = (self.question.text, self.question.images, said.after_rank)
+        return stored == (ask.message, ask.images, ask.after_rank)
 
     def paused(self, session: Session) -> Session:
         """The session as its newest exchange, which waits, continues: at the rank reserved for it."""

@@ -149,6 +149,7 @@ def ask_of(cut: AskRecord) -> Ask:
         session_id=session.id,
         agent_id=rerun.agent_id,
         message=cut.user_message.text,
+        images=cut.user_message.images,
         exchange_id=cut.user_message.exchange_id,
         user_id=session.user_id,
         received_at=time.perf_counter(),

@@ -41,6 +41,10 @@ class HumanAnswer:
         return named if isinstance(named, str) else None
 
 
+MOST_IMAGES = 10
+"""Of a question, and as many a model sees, with those of earlier ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One question as the socket received it. `received_at` is `time.perf_counter()` of its arrival.
@@ -61,6 +65,8 @@ class Ask:
     superseded once the exchange has ended. With `regenerate`, an exchange, it is that one's question that is asked
     again, where it stands; `message` and `after_rank` are then set once that was found. Both must be on the live line,
     but with `any_branch`: then the line of the message is live again.
+
+    `images` are attachments of the session that the question shows, by id.
     """
 
     session_id: str
@@ -87,6 +93,7 @@ class Ask:
     after_rank: int | None = None
     regenerate: str | None = None
     any_branch: bool = False
+    images: tuple[str, ...] = ()
 
     @property
     def branching(self) -> Branching:
@@ -96,14 +103,22 @@ class Ask:
     def begun_at(self, question: ChatMessage) -> "Ask":
         """This ask with the question that was stored for it."""
         said = Branching.of(question)
-        return replace(self, message=question.text, after_rank=said.after_rank, regenerate=said.regenerates)
+        return replace(
+            self,
+            message=question.text,
+            images=question.images,
+            after_rank=said.after_rank,
+            regenerate=said.regenerates,
+        )
 
     def repeats(self, other: "Ask") -> bool:
         """Whether both ask the same, of the same agent in the same place of the same session."""
         if (self.session_id, self.agent_id, self.regenerate) != (other.session_id, other.agent_id, other.regenerate):
             return False
         # What a regenerating ask says beside that, it says only once it is known.
-        return self.regenerate is not None or (self.message, self.after_rank) == (other.message, other.after_rank)
+        if self.regenerate is not None:
+            return True
+        return (self.message, self.images, self.after_rank) == (other.message, other.images, other.after_rank)
 
 
 @dataclass(frozen=True, slots=True)

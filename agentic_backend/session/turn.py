@@ -16,6 +16,7 @@ from agentic_backend.errors import (
     Conflict,
     Draining,
     ExchangeNotFound,
+    ModelWithoutVision,
     NotAwaiting,
     SessionBusy,
     SessionNotFound,
@@ -27,10 +28,12 @@ from agentic_backend.events import AgentEvent, ChatMessage, Delta, text_part, ut
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
+from agentic_backend.session.attachments import ImageStore
 from agentic_backend.session.branches import BEFORE_ALL, Branching, is_question
 from agentic_backend.session.exchange import Exchange
 from agentic_backend.session.models import AskRecord, DoorRerun, Durability, GraphRerun, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
+from agentic_backend.session.seeing import ShownImages, names_images, shown_images
 from agentic_backend.session.store import (
     Elsewhere,
     HeldElsewhere,
@@ -92,7 +95,7 @@ class TurnRules:
 class _Prepared:
     """The state needed to accept a turn. `model` is the id of the one that answers, `checkpoint` the agent's newest one
     where that is older than `history`, `asked` the question of a rerun, `waited` the exchange that waited for a person,
-    `saved` its claimed run."""
+    `saved` its claimed run, `images` what the turn shows of those that it or an earlier one names."""
 
     session: Session
     agent: TurnAgent
@@ -103,6 +106,7 @@ class _Prepared:
     asked: ChatMessage | None = None
     waited: StoredExchange | None = None
     saved: Any = None
+    images: ShownImages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class TurnRunner:
         self,
         *,
         store: TurnStore,
+        images: ImageStore,
         log: TurnLog,
         catalog: TurnAgents,
         admission: Admission,
@@ -149,6 +154,7 @@ class TurnRunner:
         self._note = note
         self.memory = memory or SessionMemory()
         self._store = store
+        self._images = images
         self._log = log
         self._catalog = catalog
         self._admission = admission
@@ -338,11 +344,27 @@ class TurnRunner:
         history, checkpoint = await self._history(ask, session, agent)
         prepared = _Prepared(session, agent, history, lease, model, checkpoint)
         if ask.human is not None:
-            return replace(prepared, **_continuation(turn, known, stored))
-        if stored is not None:
+            prepared = replace(prepared, **_continuation(turn, known, stored))
+        elif stored is not None:
             turn.restarted = True
-            return replace(prepared, session=stored.before(session), asked=stored.question)
-        return prepared if turn.cut is None else replace(prepared, asked=turn.cut.user_message)
+            prepared = replace(prepared, session=stored.before(session), asked=stored.question)
+        elif turn.cut is not None:
+            prepared = replace(prepared, asked=turn.cut.user_message)
+        return await self._seeing(turn.ask, prepared)
+
+    async def _seeing(self, ask: Ask, prepared: _Prepared) -> _Prepared:
+        """It with the images that the model is to see. Raises ModelWithoutVision where a new question has some and the
+        model sees none, and as `shown_images`."""
+        if not names_images(ask, prepared.history):
+            return prepared
+        begins = prepared.asked is None
+        if not prepared.agent.sees(prepared.model):
+            if ask.images and begins:
+                raise ModelWithoutVision(field="images")
+            return prepared
+        with phase("images_read"):
+            shown = await shown_images(self._images, ask, prepared.history, begins=begins)
+        return replace(prepared, history=shown.history, images=shown)
 
     async def _placed(self, ask: Ask, session: Session) -> Ask:
         """The ask of a new exchange, with the message behind which it begins, if that is not the newest. Raises
@@ -368,7 +390,8 @@ class TurnRunner:
         if standing is None or not (standing.live or ask.any_branch):
             raise BadRequest(field="regenerate")
         before = Branching.of(question).after_rank
-        return replace(ask, message=question.text, after_rank=question.rank - 1 if before is None else before)
+        after_rank = question.rank - 1 if before is None else before
+        return replace(ask, message=question.text, images=question.images, after_rank=after_rank)
 
     async def _history(self, ask: Ask, session: Session, agent: TurnAgent) -> tuple[Sequence[HistoryItem], str]:
         """The conversation before the question: what the client sent, else the last exchanges, and the checkpoint from
@@ -547,6 +570,7 @@ class TurnRunner:
             kept=self._rules.kept,
             moves=lambda: exchange.turn.moves_after_step and exchange.turn.may_move,
             graph=ask.graph,
+            images=() if prepared.images is None else prepared.images.data_urls,
         )
 
     async def _answer(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> _Ending:
@@ -746,7 +770,7 @@ def _begun(exchange: Exchange, prepared: _Prepared, rerun: Rerun | None) -> AskR
     """The record of a run that begins, with the messages that `_open` will publish."""
     cut = exchange.turn.cut
     if prepared.waited is None:
-        asked = prepared.asked or exchange.question()
+        asked = prepared.asked or exchange.question(() if prepared.images is None else prepared.images.parts)
         return AskRecord(prepared.session, asked, None, rerun, exchange.ask.agent_id)
     asked, *earlier = prepared.waited.messages[:-1]
     noted = cut.earlier[-1:] if cut is not None and cut.earlier else ()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("turnwise.turn")
 
 TURN_PHASES: Final = (
-    "session_wait", "ask_commit", "turn_open", "admission_wait", "turn_close", "spool_ack", "db_ack",
+    "session_wait", "images_read", "ask_commit", "turn_open", "admission_wait", "turn_close", "spool_ack", "db_ack",
 )  # fmt: skip
-"""Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, where several
-instances run the commit of its question, its own beginning, the wait for a slot, its own end, and the acknowledgement
-of its record by the spool's disk or, with `persistence.ack: db`, by Postgres."""
+"""Phases of every turn beyond those of docs/contract.md#phases: waiting for earlier turns of its session, reading the
+images that it shows, where several instances run the commit of its question, its own beginning, the wait for a slot,
+its own end, and the acknowledgement of its record by the spool's disk or, with `persistence.ack: db`, by Postgres."""
 NUMBERED: Final = frozenset({"llm_invoke", "tool_call"})
 """Phases whose rows say which call of the turn they are."""
 

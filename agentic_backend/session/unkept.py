@@ -1,5 +1,6 @@
 """Turns that nothing is kept of: every session exists, is new, and stays so."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from agentic_backend.agent import TurnAgents
@@ -7,6 +8,7 @@ from agentic_backend.events import utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
+from agentic_backend.session.attachments import Image
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.turn import TurnRules, TurnRunner
@@ -34,8 +36,10 @@ def unkept_turns(
     `name` is the agent and the title of their sessions.
     """
     log = NullLog()
+    store = NullStore(name)
     runner = TurnRunner(
-        store=NullStore(name),
+        store=store,
+        images=store,
         log=log,
         catalog=agents,
         admission=admission,
@@ -48,7 +52,7 @@ def unkept_turns(
 
 
 class NullStore:
-    """Implements `TurnStore` by making each session up when it is asked for."""
+    """Implements `TurnStore` by making each session up when it is asked for, and `ImageStore`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,6 +60,10 @@ class NullStore:
     async def get(self, session_id: str, user_id: str) -> Session:
         """A session without a turn."""
         return Session(session_id, user_id, self._name, self._name, utc_now())
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:  # noqa: ARG002 - of the port
+        """None."""
+        return {}
 
     async def touch(self, session_id: str, user_id: str) -> bool:  # noqa: ARG002 - of the port
         """True."""

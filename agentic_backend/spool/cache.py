@@ -14,6 +14,7 @@ from backend_kit.wire import loads
 
 _ENTRY_BYTES = 600
 _EXCHANGE_BYTES = 700
+_IMAGE_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ class RememberedExchange:
         """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no question or no answer.
         One without words is one where a graph's state is what it left."""
         question = answer = checkpoint = ""
+        images: tuple[str, ...] = ()
         for message in record.messages:
             if message.channel != "final":
                 continue
             if message.role == "user":
-                question = message.text
+                question, images = message.text, message.images
             elif message.role == "assistant":
                 fields = loads(message.json)
                 extras = fields["metadata"].get("extras")
@@ -44,7 +46,7 @@ class RememberedExchange:
                 answer = text_of(fields["parts"])
                 checkpoint = str(extras.get("checkpoint", "")) if isinstance(extras, dict) else ""
         answered = checkpoint or (question and answer)
-        return cls.of_texts(record.exchange_id, question, answer, checkpoint) if answered else None
+        return cls.of_texts(record.exchange_id, question, answer, checkpoint, images) if answered else None
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
@@ -52,10 +54,12 @@ class RememberedExchange:
         return (self.question, self.answer) if self.question.text else (self.answer,)
 
     @classmethod
-    def of_texts(cls, exchange_id: str, question: str, answer: str, checkpoint: str = "") -> "RememberedExchange":
+    def of_texts(
+        cls, exchange_id: str, question: str, answer: str, checkpoint: str = "", images: tuple[str, ...] = ()
+    ) -> "RememberedExchange":
         """An exchange as it was said, and the state with which a hosted graph ended it."""
-        size = _EXCHANGE_BYTES + 2 * (len(question) + len(answer))
-        said = HistoryItem("user", question), HistoryItem("assistant", answer, checkpoint)
+        size = _EXCHANGE_BYTES + 2 * (len(question) + len(answer)) + _IMAGE_BYTES * len(images)
+        said = HistoryItem("user", question, images=images), HistoryItem("assistant", answer, checkpoint)
         return cls(exchange_id, *said, size)
 
 

@@ -165,7 +165,8 @@ SELECT exchange_id, role,
     coalesce(metadata_json #>> '{{extras,checkpoint}}', '') AS checkpoint,
     (SELECT string_agg(part->>'text', E'\\n' ORDER BY place)
      FROM jsonb_array_elements(parts_json) WITH ORDINALITY AS parts(part, place)
-     WHERE part->>'type' = 'text') AS text
+     WHERE part->>'type' = 'text') AS text,
+    CASE WHEN role = 'user' AND parts_json @> '[{{"type":"image_url"}}]' THEN parts_json END AS with_images
 FROM session_history
 WHERE {_MINE} AND channel = 'final' AND role IN ('user', 'assistant') AND rank < :below AND NOT rank <@ {_SUPERSEDED}
 ORDER BY rank DESC LIMIT :messages

@@ -14,6 +14,7 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
+from agentic_backend.session.attachments import Image
 from agentic_backend.session.branches import Standing, line_of, standing_of
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord, checkpoint_of
 from agentic_backend.session.past_exchanges import SessionMemory
@@ -48,13 +49,14 @@ class MemoryStorage:
     `asks` are the turns that began, `fences` what guarded each write, `reads` counts the reads by name. While `away`,
     reads fail as those of a database that is down; while `full`, a finished turn is kept but not acknowledged; without
     `room` no turn begins. `left_over` is what the next process finds, `counted` the runs that it began again, `dropped`
-    those that had ended after all.
+    those that had ended after all, `shown` the images of all sessions by attachment.
     """
 
     def __init__(self, *sessions: Session) -> None:
         self.sessions = {(session.id, session.user_id): session for session in sessions}
         self.rows: dict[tuple[str, str], dict[int, bytes]] = {key: {} for key in self.sessions}
         self.asks: list[AskRecord] = []
+        self.shown: dict[str, Image] = {}
         self.fences: list[int | None] = []
         self.reads: Counter[str] = Counter()
         self.away = False
@@ -116,6 +118,12 @@ class MemoryStorage:
         known = [one for one in self._remembered.get((session_id, user_id), []) if one.exchange_id in on_line]
         kept = known[-max_exchanges:] if max_exchanges > 0 else []
         return [item for exchange in kept for item in exchange.items]
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
+        """See `ImageStore`."""
+        self._read("images")
+        mine = (session_id or "", user_id) in self.sessions
+        return {one: self.shown[one] for one in attachment_ids if mine and one in self.shown}
 
     async def newest_checkpoint(self, session_id: str, user_id: str, agent_id: str, up_to: int | None = None) -> str:
         """See `TurnStore`."""
@@ -217,6 +225,7 @@ class TurnProcess:
         reports = TurnReports(kpi, metrics, Windows())
         runner = TurnRunner(
             store=storage,
+            images=storage,
             log=storage,
             catalog=agents,
             admission=self.admission,

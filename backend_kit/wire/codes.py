@@ -44,6 +44,7 @@ class Code(StrEnum):
     ATTACHMENT_NOT_FOUND = "attachment_not_found"
     MISSING_FILENAME = "missing_filename"
     UPLOAD_PROCESSING_FAILED = "upload_processing_failed"
+    MODEL_WITHOUT_VISION = "model_without_vision"
     INTERNAL = "internal"
 
 
@@ -98,6 +99,9 @@ CODES: dict[Code, CodeInfo] = {
     Code.ATTACHMENT_NOT_FOUND: CodeInfo(404, False, "Attachment not found.", "Pièce jointe introuvable."),
     Code.MISSING_FILENAME: CodeInfo(400, False, "The file has no name.", "Le fichier n'a pas de nom."),
     Code.UPLOAD_PROCESSING_FAILED: CodeInfo(400, False, "The file could not be read.", "Fichier illisible."),
+    Code.MODEL_WITHOUT_VISION: CodeInfo(
+        422, False, "This model does not see images.", "Ce modèle ne voit pas les images."
+    ),
     Code.INTERNAL: CodeInfo(500, False, "Something went wrong on our side.", "Une erreur interne est survenue."),
 }
 

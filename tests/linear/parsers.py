@@ -654,6 +654,8 @@ UNREACHED: Final[dict[str, str]] = {
     "agentic_backend/agent/hosted/model.py::record_model_call": _OURS,
     "agentic_backend/agent/hosted/watch.py::node_phase": "the name of a node, in the code of a graph",
     "agentic_backend/events.py::call_part": _PASSES_ON,
+    "agentic_backend/events.py::image_part": _PASSES_ON,
+    "agentic_backend/llm/prompt.py::content_of": _PASSES_ON,
     "agentic_backend/events.py::result_part": _PASSES_ON,
     "agentic_backend/events.py::text_part": _PASSES_ON,
     "agentic_backend/agent/hosted/beginning.py::question_id_of": _PASSES_ON,

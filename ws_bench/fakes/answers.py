@@ -1,5 +1,6 @@
 """The fake model's answers when no knob sets their length: made from the messages of the request alone."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,15 +69,20 @@ _MAX_EARLIER_CHARS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a prompt as plain text."""
+    """One message of a prompt as plain text. `images` says what each of its images is."""
 
     role: str
     text: str
+    images: tuple[str, ...] = ()
 
 
 def turns_of(messages: Sequence[Mapping[str, object]]) -> list[Turn]:
     """The messages of a request as text; content may be a string, a list of parts, or absent."""
-    return [Turn(str(message.get("role", "")), _text_of(message.get("content"))[:_MAX_CHARS]) for message in messages]
+    return [
+        Turn(str(message.get("role", "")), _text_of(content)[:_MAX_CHARS], _images_of(content))
+        for message in messages
+        for content in [message.get("content")]
+    ]
 
 
 def reply(turns: Sequence[Turn]) -> str:
@@ -93,6 +99,8 @@ def reply(turns: Sequence[Turn]) -> str:
         return title_for(asked)
     if sources:
         return answer_from(_question_in(asked), sources) or NOTHING_FOUND
+    if images := [image for turn in turns if turn.role == "user" for image in turn.images]:
+        return f"I was shown {' and '.join(images)}. {STAND_IN}"
     if _SEARCH_WORDS.search(system) and asked.strip():
         return asked.strip()
     earlier = [turn.text[:_MAX_EARLIER_CHARS] for turn in turns if turn.role == "user"][-_MAX_EARLIER - 1 : -1]
@@ -114,6 +122,14 @@ def _text_of(content: object) -> str:
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         return "\n".join(part for part in parts if isinstance(part, str))
     return ""
+
+
+def _images_of(content: object) -> tuple[str, ...]:
+    """Of each image in a message its type and size, such as `image/png of 12 KB`."""
+    parts = content if isinstance(content, list) else ()
+    shown = [part.get("image_url") for part in parts if isinstance(part, dict) and part.get("type") == "image_url"]
+    urls = [one["url"] for one in shown if isinstance(one, dict) and isinstance(one.get("url"), str)]
+    return tuple(f"{url[5:].split(';', 1)[0][:40]} of {math.ceil(len(url) * 3 / 4 / 1000)} KB" for url in urls)
 
 
 def _sources_in(prompt: str) -> list[Passage]:

@@ -12,7 +12,7 @@ import h11
 
 from backend_kit.wire import InvalidJson, dumps, loads
 
-MAX_BODY = 10 * 1024 * 1024
+MAX_BODY = 32 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
 _JSON = (b"content-type", b"application/json")
 EVENTS = b"text/event-stream; charset=utf-8"

@@ -47,7 +47,7 @@ from agentic_backend.agent.run import AgentAnswer, AgentRun, MovesOn
 from agentic_backend.errors import BadRequest, HistoryUnavailable, InputRefused, NotAwaiting, NotKept, TurnFailed
 from agentic_backend.events import Custom, GraphOutput
 from agentic_backend.llm.observer import LlmObserver, Unobserved
-from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.llm.prompt import HistoryItem, content_of
 from agentic_backend.settings import AgentSettings, Restart
 from backend_kit.kpi import current_ledger
 from backend_kit.wire import dumps
@@ -173,6 +173,10 @@ class HostedAgent:
         if wanted is not None and not lenient:
             raise BadRequest(field="runtime_context.model")
         return str(preferred) if preferred in self._models else self.settings.model
+
+    def sees(self, model: str) -> bool:  # noqa: ARG002 - a graph may ask whichever it likes
+        """See `TurnAgent`."""
+        return self.settings.images
 
     def expect_input(self, given: GraphInput) -> None:
         """See `TurnAgent`."""
@@ -536,7 +540,7 @@ class HostedAgent:
         since = self._since(run)
         asked = question_id_of(run.exchange_id)
         if run.message or not since or since[-1].type != "tool":
-            return [*since, HumanMessage(run.message, id=asked)]
+            return [*since, HumanMessage(content_of(run.message, run.images), id=asked)]
         since[-1].id = asked  # the result of a client's tool is what the graph goes on from
         return since
 

@@ -59,7 +59,7 @@ async def test_the_list_is_agent_settings_of_the_wire(pool: ModelPool) -> None:
     georges, off = catalog.list()
     assert (georges["id"], georges["enabled"], off["enabled"]) == ("Georges", True, False)
     keys = {"id", "name", "enabled", "class_path", "type", "model", "further_models", "starters"}
-    keys |= {"tuning", "chat_options", "graph", "durability", "restart", "client_tools"}
+    keys |= {"tuning", "chat_options", "graph", "durability", "restart", "client_tools", "images"}
     assert set(georges) == keys | {"model_choices"}
     assert georges["tuning"]["fields"][0]["default"] == "x"
 

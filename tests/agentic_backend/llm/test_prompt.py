@@ -76,3 +76,20 @@ def test_it_comes_back_from_what_is_stored_of_it(item: HistoryItem) -> None:
 def test_items_differ_by_their_calls() -> None:
     assert HistoryItem("assistant", "") != CALLED
     assert HistoryItem("tool", "Rain.", call_id="c2") != RESULT
+
+
+def test_images_are_parts_and_those_of_earlier_questions_only_where_they_are_shown() -> None:
+    asked = HistoryItem("user", "What is this?", images=("i1", "i2"))
+    history = [asked.showing({"i2": "data:image/png;base64,eQ=="}), HistoryItem("assistant", "A map.")]
+    prompt = Prompt("Be brief.", history, "And this?", ["data:image/png;base64,eA=="])
+
+    def parts(text: str, url: str) -> list[dict[str, object]]:
+        return [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
+
+    earlier, newest = (
+        parts("What is this?", "data:image/png;base64,eQ=="),
+        parts("And this?", "data:image/png;base64,eA=="),
+    )
+    assert [one["content"] for one in encoded(prompt)] == ["Be brief.", earlier, "A map.", newest]
+    assert [message.content for message in prompt] == ["Be brief.", earlier, "A map.", newest]
+    assert encoded(Prompt("", [asked], "Hi"))[1]["content"] == "What is this?"

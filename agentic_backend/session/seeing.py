@@ -1,0 +1,75 @@
+"""The images that a turn shows to its model: those of its question, and as many of the newest earlier ones as fit."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentic_backend.errors import AttachmentNotFound, AttachmentTooLarge
+from agentic_backend.events import Part, image_part
+from agentic_backend.llm.prompt import HistoryItem
+from agentic_backend.session.attachments import Image, ImageStore
+from agentic_backend.session.stream import MOST_IMAGES, Ask
+
+MOST_BYTES = 10 * 1024 * 1024
+"""Of all images that a model is shown at once: as large as one may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImages:
+    """The images of a question: as parts of its message, and as the data URLs that its agent gets. `history` has those
+    of earlier questions."""
+
+    history: Sequence[HistoryItem]
+    parts: Sequence[Part] = ()
+    data_urls: Sequence[str] = field(default=(), repr=False)
+
+
+def names_images(ask: Ask, history: Iterable[HistoryItem]) -> bool:
+    """Whether the question or one before it shows any."""
+    return bool(ask.images) or any(item.images for item in history)
+
+
+async def shown_images(
+    store: ImageStore, ask: Ask, history: Sequence[HistoryItem], *, begins: bool = True
+) -> ShownImages:
+    """What the turn shows, read from storage.
+
+    Where it `begins`, all images of its question are shown: raises AttachmentNotFound for one that is not of the
+    session, AttachmentTooLarge for more than `MOST_BYTES`. A run that goes on, or is begun again, does without what it
+    cannot have any more, as with earlier questions. May raise HistoryUnavailable.
+    """
+    asked = await store.images(ask.user_id, ask.session_id, ask.images) if ask.images else {}
+    if begins and len(asked) < len(ask.images):
+        raise AttachmentNotFound(field="images")
+    urls: dict[str, str] = {}
+    left = MOST_BYTES
+    for image in asked.values():
+        left -= len(image.content)
+        if left >= 0:
+            urls[image.attachment_id] = _data_url(image)
+        elif begins:
+            raise AttachmentTooLarge(field="images")
+    # One by one, newest first: what does not fit is not read, but for the first of it.
+    for earlier in _earlier(history, asked, MOST_IMAGES - len(ask.images)):
+        for image in (await store.images(ask.user_id, ask.session_id, [earlier])).values():
+            left -= len(image.content)
+            if left >= 0:
+                urls[earlier] = _data_url(image)
+        if left <= 0:
+            break
+    named = [asked[one] for one in ask.images if one in asked]
+    return ShownImages(
+        [item.showing(urls) for item in history],
+        [image_part(one.attachment_id, one.name) for one in named],
+        [urls[one.attachment_id] for one in named if one.attachment_id in urls],
+    )
+
+
+def _earlier(history: Sequence[HistoryItem], asked: Mapping[str, Image], most: int) -> Sequence[str]:
+    """The images of earlier questions, the newest first."""
+    found = dict.fromkeys(one for item in reversed(history) for one in reversed(item.images) if one not in asked)
+    return list(found)[: max(most, 0)]
+
+
+def _data_url(image: Image) -> str:
+    return f"data:{image.mime};base64,{base64.b64encode(image.content).decode()}"
