@@ -64,9 +64,18 @@ export class Agents {
     return (choices.find(({ id }) => id === preferred) ?? choices[0]).id;
   }
 
+  /** Whether the model that answers the next question sees images. */
+  get seesImages() {
+    const agentId = this.chosenAgentId;
+    const choices = this.#modelChoices(agentId);
+    const chosen = this.modelFor(this.#app.state.currentId, agentId);
+    return (choices.find(({ id }) => id === chosen) ?? choices[0])?.vision === true;
+  }
+
   /** @param {string} model */
   chooseModel(model) {
     this.#app.preferences.prefer({ model });
+    this.#app.uploads.showAttachments(); // another may see images
   }
 
   /** @param {string} id */

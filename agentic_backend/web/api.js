@@ -5,7 +5,7 @@
 /**
  * What the REST interface answers with (docs/protocol.md, docs/agents.md), as far as the page reads it.
  *
- * @typedef {{id: string, name: string, size_bytes?: number, attached_at?: string}} Attachment
+ * @typedef {{id: string, name: string, mime?: string, size_bytes?: number, attached_at?: string}} Attachment
  * @typedef {{text: string, rank: number, exchange_id: string}} Found where the words of a search stand in a session
  * @typedef {Frames.Session & {attachments?: Attachment[], agents?: {id: string, name: string}[], found?: Found}} Session
  * @typedef {Pick<Session, "id"|"updated_at"|"pinned">} ListPlace a place in the list: behind such a session
@@ -18,7 +18,7 @@
  * @property {string[]} [starters]
  * @property {{attach_files?: boolean, search_policy_selection?: boolean, libraries_selection?: boolean,
  *   documents_selection?: boolean, search_rag_scoping?: boolean, include_corpus_in_search?: boolean}} [chat_options]
- * @property {{id: string, title: string, description?: string|null}[]} [model_choices]
+ * @property {{id: string, title: string, description?: string|null, vision?: boolean}[]} [model_choices]
  * @typedef {{id: string, messageId: string, rating: number, reason?: Reason|null, comment?: string|null}} Feedback
  * @typedef {object} Passage
  * @property {string} text
@@ -278,7 +278,7 @@ export class Api {
    * @param {string} sessionId
    * @param {File} file
    * @param {Transfer} transfer
-   * @returns {Promise<{attachment_id: string, filename: string, size_bytes: number, attached_at: string}>}
+   * @returns {Promise<{attachment_id: string, filename: string, mime: string, size_bytes: number, attached_at: string}>}
    */
   async upload(sessionId, file, transfer) {
     const { max_attached_file_size_mb: most } = await this.limits();
@@ -289,6 +289,14 @@ export class Api {
     form.append("session_id", sessionId);
     form.append("file", file);
     return decode(await this.transfer("chatbot/upload", form, transfer));
+  }
+
+  /**
+   * An image that is attached.
+   * @param {string} id
+   */
+  async picture(id) {
+    return (await this.download(`chatbot/upload/${encodeURIComponent(id)}/image`)).blob;
   }
 
   /**

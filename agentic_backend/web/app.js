@@ -86,6 +86,7 @@ export class App {
       chooseModel: (id) => this.agents.chooseModel(id),
       attach: (files) => this.uploads.attach(files),
       detach: (attachment) => this.uploads.detach(attachment),
+      picture: (picture) => this.uploads.picture(picture),
       retryUpload: (upload) => this.uploads.retry(upload),
       dropUpload: (upload) => this.uploads.drop(upload),
       openSource: (source, claim) => this.navigation.openDocument({ ...placeOf(source), claim }),

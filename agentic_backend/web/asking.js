@@ -132,6 +132,7 @@ export class Asking {
       context: this.#app.scope.context(),
       question,
       askedAt: performance.now(),
+      images: this.#app.uploads.unasked(conversation),
       ...this.#behindTheLine(conversation),
       ...given,
     });
@@ -175,7 +176,8 @@ export class Asking {
     const { turns, showsNewest } = conversation;
     const behind = turns[turns.indexOf(turn) - 1]?.exchangeId ?? null;
     const agentId = this.#app.agents.chosenAgentId ?? turn.agentId ?? turn.metadata.agent_id ?? null;
-    this.#ask(conversation, question, agentId, { behind, fork: { afterRank, regenerates, anyBranch: !showsNewest } });
+    const fork = { afterRank, regenerates, anyBranch: !showsNewest };
+    this.#ask(conversation, question, agentId, { behind, fork, images: this.#app.uploads.stillThere(turn) });
     // The button is gone, and with it the place of the keyboard.
     this.#app.view.focusComposer();
   }
@@ -249,7 +251,8 @@ export class Asking {
     if (question === null || this.#isAnswering(conversation)) return;
     this.#dropRefused(conversation, turn);
     const { fork, behind } = turn;
-    const place = turn.status === "refused" ? { fork, behind } : {};
+    const images = this.#app.uploads.stillThere(turn);
+    const place = turn.status === "refused" ? { fork, behind, images } : { images };
     this.#ask(conversation, question, turn.agentId ?? this.#app.agents.chosenAgentId, place);
   }
 
@@ -269,11 +272,11 @@ export class Asking {
       conversation.drop(turn);
       conversation.storedTurns.delete(exchangeId);
       this.#app.view.removeTurn(turn);
-      this.#ask(conversation, question, agentId, { exchangeId, rank, fork, behind });
+      this.#ask(conversation, question, agentId, { exchangeId, rank, fork, behind, images: turn.images });
     } else {
       turn.retried = true;
       this.#app.view.updateTurn(turn);
-      this.#ask(conversation, question, agentId);
+      this.#ask(conversation, question, agentId, { images: this.#app.uploads.stillThere(turn) });
     }
     // The button is gone, and with it the place of the keyboard.
     this.#app.view.focusComposer();

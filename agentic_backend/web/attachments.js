@@ -2,11 +2,13 @@
 
 /**
  * @import { Attachment } from "./api.js"
+ * @import { Fetch } from "./pictures.js"
  * @import { Words } from "./texts.js"
  */
 import { el, icon } from "./dom.js";
 import { fileSize } from "./format.js";
 import { catalogue } from "./i18n.js";
+import { pictureButton } from "./pictures.js";
 
 const t = catalogue({
   en: {
@@ -17,8 +19,9 @@ const t = catalogue({
     sending: "{share} %",
     reading: "reading…",
     progress: "Sending {name}",
-    accepted: "Attach files: PDF, Word, PowerPoint, Excel, Markdown, text, HTML, CSV or JSON lines",
-    upTo: "Attach files: PDF, Word, PowerPoint, Excel, Markdown, text, HTML, CSV or JSON lines, up to {most} MB each",
+    files: "Attach files: PDF, Word, PowerPoint, Excel, Markdown, text, HTML, CSV or JSON lines",
+    images: "Attach images: PNG, JPEG or WebP",
+    upTo: "{what}, up to {most} MB each",
     drop: "Drop files to attach them",
     noFiles: "This agent takes no files",
   },
@@ -30,18 +33,23 @@ const t = catalogue({
     sending: "{share} %",
     reading: "lecture…",
     progress: "Envoi de {name}",
-    accepted: "Joindre des fichiers : PDF, Word, PowerPoint, Excel, Markdown, texte, HTML, CSV ou JSON lines",
-    upTo: "Joindre des fichiers : PDF, Word, PowerPoint, Excel, Markdown, texte, HTML, CSV ou JSON lines, {most} Mo au plus chacun",
+    files: "Joindre des fichiers : PDF, Word, PowerPoint, Excel, Markdown, texte, HTML, CSV ou JSON lines",
+    images: "Joindre des images : PNG, JPEG ou WebP",
+    upTo: "{what}, {most} Mo au plus",
     drop: "Déposez des fichiers pour les joindre",
     noFiles: "Cet agent n'accepte pas de fichiers",
   },
 });
+
+/** @typedef {{files: boolean, images: boolean}} Taken what the agent on the screen takes: what it searches, and what it sees */
 
 /** The endings that the other service reads (docs/search.md): a file chooser shows these first. */
 export const ENDINGS = [
   ...["md", "markdown", "mkd", "txt", "text", "rst", "log", "html", "htm", "xhtml", "pdf"],
   ...["csv", "tsv", "jsonl", "ndjson", "docx", "pptx", "xlsx"],
 ];
+const IMAGE_ENDINGS = ["png", "jpg", "jpeg", "webp"];
+const MOST_IMAGE_MB = 10;
 
 /**
  * A file on its way: sent, then read and indexed before the service answers.
@@ -59,6 +67,7 @@ export const ENDINGS = [
  * @property {(attachment: Attachment) => void} remove
  * @property {(upload: Upload) => void} retry one that failed
  * @property {(upload: Upload) => void} drop one that failed, or is on its way
+ * @property {Fetch} picture
  */
 
 /** @typedef {{list: HTMLElement, button: HTMLElement, input: HTMLInputElement, field: HTMLElement, area: HTMLElement}} Nodes */
@@ -71,13 +80,14 @@ export class AttachmentBar {
   #hint = el("div", { id: "drop-hint", "aria-hidden": "true", hidden: true });
   /** @type {WeakMap<Upload, UploadRow>} */
   #rows = new WeakMap();
+  /** @type {Map<string, HTMLElement>} by attachment */
+  #pictures = new Map();
 
   /** @param {Nodes} nodes @param {AttachmentActions} actions */
   constructor(nodes, actions) {
     this.#nodes = nodes;
     this.#actions = actions;
     const { button, input, field, area } = nodes;
-    input.accept = ENDINGS.map((ending) => `.${ending}`).join(",");
     button.addEventListener("click", () => input.click());
     input.addEventListener("change", () => {
       const files = [...(input.files ?? [])];
@@ -95,14 +105,16 @@ export class AttachmentBar {
   }
 
   /**
-   * @param {{offered: boolean, attached: Attachment[], uploads: Upload[], mostMb: number|null}} state whether files may
-   *   be added, those that are there, those on their way, and how large one may be, where that is known
+   * @param {{taken: Taken, attached: Attachment[], uploads: Upload[], mostMb: number|null}} state what may be added, the
+   *   files that are there, those on their way, and how large one may be, where that is known
    */
-  show({ offered, attached, uploads, mostMb }) {
-    const { button, list } = this.#nodes;
-    this.#offered = offered;
-    button.hidden = !offered;
-    button.title = mostMb === null ? t("accepted") : t("upTo", { most: mostMb });
+  show({ taken, attached, uploads, mostMb }) {
+    const { button, list, input } = this.#nodes;
+    this.#offered = taken.files || taken.images;
+    button.hidden = !this.#offered;
+    button.title = titleOf(taken, mostMb);
+    const endings = [...(taken.files ? ENDINGS : []), ...(taken.images ? IMAGE_ENDINGS : [])];
+    input.accept = endings.map((ending) => `.${ending}`).join(",");
     list.hidden = attached.length + uploads.length === 0;
     const rows = [...attached.map((one) => this.#attachedRow(one)), ...uploads.map((one) => this.#uploadRow(one))];
     list.replaceChildren(...rows);
@@ -121,7 +133,15 @@ export class AttachmentBar {
     const remove = removeButton(attachment.name, () => this.#actions.remove(attachment));
     const { size_bytes: size } = attachment;
     const hint = size === undefined ? [] : [el("span", { class: "hint" }, fileSize(size))];
-    return el("li", {}, nameOf(attachment.name), hint, remove);
+    const picture = isImage(attachment) ? [this.#pictureOf(attachment)] : [];
+    return el("li", {}, picture, nameOf(attachment.name), hint, remove);
+  }
+
+  /** The list is drawn anew with each change, and an image is fetched once. @param {Attachment} attachment */
+  #pictureOf(attachment) {
+    const button = this.#pictures.get(attachment.id) ?? pictureButton(attachment, this.#actions.picture);
+    this.#pictures.set(attachment.id, button);
+    return button;
   }
 
   /** @param {Upload} upload */
@@ -203,6 +223,21 @@ class UploadRow {
     const reason = failure === null ? "" : [failure.title, failure.message].filter(Boolean).join(": ");
     if (this.#reason.textContent !== reason) this.#reason.textContent = reason;
   }
+}
+
+/** @param {Taken} taken @param {number|null} mostMb */
+function titleOf({ files, images }, mostMb) {
+  /** @param {"files"|"images"} what @param {number} most */
+  const told = (what, most) => (mostMb === null ? t(what) : t("upTo", { what: t(what), most: Math.min(mostMb, most) }));
+  return [...(files ? [told("files", Infinity)] : []), ...(images ? [told("images", MOST_IMAGE_MB)] : [])].join("\n");
+}
+
+/**
+ * Whether a question shows it to the model, which searches in other files.
+ * @param {Attachment} attachment
+ */
+export function isImage({ mime = "" }) {
+  return mime.startsWith("image/");
 }
 
 /** @param {string} name @param {() => void} onclick */

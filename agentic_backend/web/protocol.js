@@ -10,6 +10,7 @@
  * @import { Version } from "./branches.js"
  * @import { Said } from "./hitl.js"
  * @import { Ledger } from "./ledger.js"
+ * @import { Picture } from "./pictures.js"
  */
 
 /**
@@ -20,6 +21,7 @@
  * @property {string|null} [model]
  * @property {Partial<Frames.RuntimeContext>} [context] what its question says of where to search
  * @property {string|null} question null where history does not have it
+ * @property {Picture[]} [images] what the question shows
  * @property {number|null} [askedAt]
  * @property {string|null} [timestamp]
  * @property {number|null} [rank] of its question, once that is known
@@ -141,6 +143,7 @@ export class Turn {
     /** @type {Fork|null} */
     this.fork = more.fork ?? null;
     this.behind = more.behind ?? null;
+    this.images = more.images ?? [];
     /** @type {string[]} names of the files that came before its question */
     this.files = [];
     /** @type {Version} */
@@ -203,6 +206,7 @@ export class Turn {
       timestamp: first.timestamp,
       rank: first.rank,
       fork: user === undefined ? null : forkOf(user),
+      images: user === undefined ? [] : imagesOf(user),
     });
     turn.sent = true;
     turn.adopt(messages);
@@ -226,8 +230,8 @@ export class Turn {
    * @returns {Snapshot}
    */
   snapshot() {
-    const { exchangeId, sessionId, agentId, model, context, question, timestamp, rank, fork, behind } = this;
-    const named = { exchangeId, sessionId, agentId, model, context, question, timestamp, rank, fork, behind };
+    const { exchangeId, sessionId, agentId, model, context, question, images, timestamp, rank, fork, behind } = this;
+    const named = { exchangeId, sessionId, agentId, model, context, question, images, timestamp, rank, fork, behind };
     const { status, lastSeq, items, sources } = this;
     return { ...named, status, lastSeq, items, sources };
   }
@@ -286,10 +290,11 @@ export class Turn {
     };
     const { fork } = this;
     const message = this.question ?? "";
-    if (fork === null) return { ...frame, message };
+    const images = this.images.length === 0 ? {} : { images: this.images.map(({ id }) => id) };
+    if (fork === null) return { ...frame, ...images, message };
     const { afterRank, regenerates, anyBranch } = fork;
     if (anyBranch) frame.any_branch = true;
-    if (regenerates === null) return { ...frame, message, after_rank: afterRank };
+    if (regenerates === null) return { ...frame, ...images, message, after_rank: afterRank };
     return { ...frame, after_rank: null, regenerate: regenerates };
   }
 
@@ -484,9 +489,10 @@ export class Turn {
   }
 
   /** @param {Frames.ChatMessage} question */
-  #takeQuestion({ timestamp, rank }) {
-    this.timestamp = timestamp;
-    this.rank = rank;
+  #takeQuestion(question) {
+    this.timestamp = question.timestamp;
+    this.rank = question.rank;
+    this.images = imagesOf(question);
   }
 
   /** @param {string} text @param {number} now */
@@ -683,6 +689,18 @@ function itemOf(message) {
 /** @param {Frames.ChatMessage} message */
 function textOf(message) {
   return textsOf(message).join("\n");
+}
+
+/**
+ * The images that a question shows, with the ids of their attachments.
+ * @param {Frames.ChatMessage} message
+ * @returns {Picture[]}
+ */
+function imagesOf(message) {
+  return message.parts.flatMap((part) => {
+    const id = part.type === "image_url" ? /^chatbot\/upload\/([\w-]+)\/image$/.exec(part.url)?.[1] : undefined;
+    return id === undefined || part.type !== "image_url" ? [] : [{ id, name: part.alt ?? "" }];
+  });
 }
 
 /** @param {Frames.ChatMessage} message */

@@ -1,8 +1,12 @@
 /** The question of a turn: its words, the form to edit them, and the way to its other versions. */
 
-/** @import { Turn } from "./protocol.js" */
+/**
+ * @import { Fetch } from "./pictures.js"
+ * @import { Turn } from "./protocol.js"
+ */
 import { el, icon } from "./dom.js";
 import { catalogue } from "./i18n.js";
+import { pictureButton } from "./pictures.js";
 
 const t = catalogue({
   en: {
@@ -33,6 +37,7 @@ const t = catalogue({
  * @typedef {object} QuestionActions
  * @property {(turn: Turn, text: string) => void} askEdited asks an edited question in the place of the turn's own
  * @property {(turn: Turn, step: -1|1) => void} showVersion the version of the turn before, or after, this one
+ * @property {Fetch} picture
  */
 
 /** Shows a turn's question; `update` after each change. */
@@ -40,6 +45,8 @@ export class QuestionView {
   #turn;
   #actions;
   #text;
+  #pictures = el("div", { class: "question-pictures", hidden: true });
+  #picturesKey = "";
   #files = el("ul", { class: "question-files", "aria-label": t("files"), hidden: true });
   #filesKey = "";
   #tools = el("div", { class: "question-tools" });
@@ -50,12 +57,13 @@ export class QuestionView {
     this.#turn = turn;
     this.#actions = actions;
     this.#text = el("div", { class: "question", dir: "auto" }, turn.question ?? "");
-    this.node = el("div", { class: "asked" }, this.#text, this.#files, this.#tools);
+    this.node = el("div", { class: "asked" }, this.#pictures, this.#text, this.#files, this.#tools);
   }
 
   update() {
     const turn = this.#turn;
     this.#updateFiles();
+    this.#updatePictures();
     const editable = turn.ended && turn.rank !== null && turn.status !== "refused";
     const key = `${editable}:${turn.version.at}:${turn.version.of}`;
     if (key === this.#toolsKey) return;
@@ -71,6 +79,15 @@ export class QuestionView {
     this.#filesKey = files.join("/");
     this.#files.hidden = files.length === 0;
     this.#files.replaceChildren(...files.map((name) => el("li", { dir: "auto" }, icon("clip"), name)));
+  }
+
+  #updatePictures() {
+    const { images } = this.#turn;
+    const key = images.map(({ id }) => id).join("/");
+    if (key === this.#picturesKey) return;
+    this.#picturesKey = key;
+    this.#pictures.hidden = images.length === 0;
+    this.#pictures.replaceChildren(...images.map((image) => pictureButton(image, this.#actions.picture)));
   }
 
   /**
@@ -145,7 +162,7 @@ export class QuestionView {
   }
 
   #endEditing() {
-    this.node.replaceChildren(this.#text, this.#files, this.#tools);
+    this.node.replaceChildren(this.#pictures, this.#text, this.#files, this.#tools);
     this.#focus("quiet icon-button small edit");
   }
 }

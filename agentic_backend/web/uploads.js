@@ -4,10 +4,12 @@
  * @import { Attachment } from "./api.js"
  * @import { App } from "./app.js"
  * @import { Upload } from "./attachments.js"
+ * @import { Picture } from "./pictures.js"
  * @import { Turn } from "./protocol.js"
  * @import { Conversation } from "./state.js"
  */
 import { ApiError } from "./api.js";
+import { isImage } from "./attachments.js";
 import { catalogue } from "./i18n.js";
 import { errorText } from "./texts.js";
 
@@ -15,8 +17,8 @@ import { errorText } from "./texts.js";
 const AT_ONCE = 2;
 
 const t = catalogue({
-  en: { attached: "{name} is attached.", removed: "{name} is removed." },
-  fr: { attached: "{name} est joint.", removed: "{name} est retiré." },
+  en: { attached: "{name} is attached.", removed: "{name} is removed.", imagesOnly: "This agent takes images only" },
+  fr: { attached: "{name} est joint.", removed: "{name} est retiré.", imagesOnly: "Cet agent n'accepte que des images" },
 });
 
 /** The files of the conversation on the screen. */
@@ -24,6 +26,7 @@ export class Uploads {
   #app;
   /** @type {number|null} */
   #mostMb = null;
+  #takesFiles = false;
   /** @type {Map<string, (() => void)[]>} by session: who waits until its files have come */
   #waiting = new Map();
 
@@ -34,11 +37,12 @@ export class Uploads {
 
   showAttachments() {
     const agent = this.#app.agents.agents.find(({ id }) => id === this.#app.agents.chosenAgentId);
-    const offered = agent?.chat_options?.attach_files === true;
-    if (offered) this.#learnLimit();
+    const taken = { files: agent?.chat_options?.attach_files === true, images: this.#app.agents.seesImages };
+    this.#takesFiles = taken.files;
+    if (taken.files || taken.images) this.#learnLimit();
     const { current, currentSession } = this.#app.state;
     const attached = currentSession?.attachments ?? [];
-    this.#app.view.attachments.show({ offered, attached, uploads: current?.uploads ?? [], mostMb: this.#mostMb });
+    this.#app.view.attachments.show({ taken, attached, uploads: current?.uploads ?? [], mostMb: this.#mostMb });
     if (current !== undefined) this.#markTurns(current.turns, attached);
   }
 
@@ -63,12 +67,48 @@ export class Uploads {
     let since = "";
     for (const turn of turns) {
       const until = turn.timestamp ?? "9";
-      const names = attached.filter(({ attached_at: at = "" }) => at > since && at <= until).map(({ name }) => name);
+      const files = attached.filter((one) => !isImage(one) && isBetween(one, since, until));
+      const names = files.map(({ name }) => name);
       if (names.join("/") !== turn.files.join("/")) {
         turn.files = names;
         this.#app.view.updateTurn(turn);
       }
       since = until;
+    }
+  }
+
+  /**
+   * The images that no question of the conversation shows yet: its next one does.
+   * @param {Conversation} conversation
+   * @returns {Picture[]}
+   */
+  unasked({ id, known }) {
+    const asked = new Set(known.filter(({ status }) => status !== "refused").flatMap(({ images }) => images.map((one) => one.id)));
+    // What came before the oldest question that is known was shown by one before it.
+    const since = known[0]?.timestamp ?? "";
+    const images = (this.#app.state.sessions.get(id)?.attachments ?? []).filter(isImage);
+    return images.filter((one) => !asked.has(one.id) && isBetween(one, since, "9")).map(({ id: of, name }) => ({ id: of, name }));
+  }
+
+  /**
+   * The images of a question that are still attached: it may be asked again with these.
+   * @param {Turn} turn
+   */
+  stillThere({ sessionId, images }) {
+    const attached = new Set((this.#app.state.sessions.get(sessionId)?.attachments ?? []).map(({ id }) => id));
+    return images.filter(({ id }) => attached.has(id));
+  }
+
+  /**
+   * The bytes of an image; null where it is not there any more, or not to be had.
+   * @param {Picture} picture
+   */
+  async picture({ id }) {
+    try {
+      return await this.#app.api.picture(id);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return null;
     }
   }
 
@@ -82,8 +122,17 @@ export class Uploads {
     if (id === null) return;
     this.#app.list.showSessions();
     const conversation = this.#app.state.conversationOf(id);
-    for (const file of files) {
-      conversation.uploads.push({ file, state: "waiting", sent: 0, failure: null, ending: new AbortController() });
+    const names = new Set(this.#app.state.sessions.get(id)?.attachments?.map(({ name }) => name));
+    for (const { file: { name } } of conversation.uploads) names.add(name);
+    for (const given of files) {
+      const file = named(given, names);
+      names.add(file.name);
+      /** @type {Upload} */
+      const upload = { file, state: "waiting", sent: 0, failure: null, ending: new AbortController() };
+      if (!this.#takesFiles && !file.type.startsWith("image/")) {
+        Object.assign(upload, { state: "failed", failure: { title: t("imagesOnly"), message: "", retryable: false } });
+      }
+      conversation.uploads.push(upload);
     }
     this.showAttachments();
     this.#sendNext(conversation);
@@ -143,8 +192,8 @@ export class Uploads {
     };
     try {
       const { attachment_id: id, filename: name, ...more } = await this.#app.api.upload(conversation.id, file, { sent, signal });
-      const { size_bytes, attached_at } = more;
-      this.#setAttachments(conversation.id, (now) => [...now, { id, name, size_bytes, attached_at }]);
+      const { mime, size_bytes, attached_at } = more;
+      this.#setAttachments(conversation.id, (now) => [...now, { id, name, mime, size_bytes, attached_at }]);
       this.#app.view.announce(t("attached", { name }));
       this.#take(conversation, upload);
     } catch (error) {
@@ -189,6 +238,24 @@ export class Uploads {
     this.#app.state.sessions.set(id, { ...session, attachments: [...byId.values()] });
     this.showAttachments();
   }
+}
+
+/**
+ * An image under a name that none of `names` is: each that is pasted is called alike.
+ * @param {File} file
+ * @param {Set<string>} names
+ */
+function named(file, names) {
+  if (!file.type.startsWith("image/") || !names.has(file.name)) return file;
+  const [, stem, ending] = /^(.*?)(\.\w+)?$/s.exec(file.name) ?? [];
+  let number = 2;
+  while (names.has(`${stem} ${number}${ending ?? ""}`)) number += 1;
+  return new File([file], `${stem} ${number}${ending ?? ""}`, { type: file.type });
+}
+
+/** @param {Attachment} attachment @param {string} since @param {string} until */
+function isBetween({ attached_at: at = "" }, since, until) {
+  return at > since && at <= until;
 }
 
 /** @param {Upload} upload */

@@ -3,6 +3,7 @@
 /**
  * @import { Agent, Attachment, Session } from "./api.js"
  * @import { Upload } from "./attachments.js"
+ * @import { Fetch } from "./pictures.js"
  * @import { IconName } from "./dom.js"
  * @import { Claims } from "./oidc.js"
  * @import { ListState } from "./sidebar.js"
@@ -121,6 +122,7 @@ const CONNECTIONS = {
  * @property {(id: string) => void} chooseModel
  * @property {(files: File[]) => void} attach
  * @property {(attachment: Attachment) => void} detach
+ * @property {Fetch} picture
  * @property {(upload: Upload) => void} retryUpload
  * @property {(upload: Upload) => void} dropUpload
  * @typedef {PageActions & TurnActions} Actions
@@ -197,6 +199,7 @@ export class View {
         remove: (attachment) => actions.detach(attachment),
         retry: (upload) => actions.retryUpload(upload),
         drop: (upload) => actions.dropUpload(upload),
+        picture: (picture) => actions.picture(picture),
       },
     );
     this.#addIcons();

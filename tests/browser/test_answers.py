@@ -129,7 +129,9 @@ async def test_only_images_of_this_service_are_shown(page: Page, start_service: 
 
 async def test_each_block_has_the_direction_of_its_text(page: Page, start_service: StartService) -> None:
     async with answered(page, start_service, BOTH_WAYS):
-        directions: dict[str, Any] = await page.locator(".answer .markdown").evaluate(
+        answer = page.locator(".answer .markdown")
+        await expect(answer.locator("th").first).to_be_visible()  # until then it is a plain text
+        directions: dict[str, Any] = await answer.evaluate(
             """(answer) => {
               const direction = (node) => getComputedStyle(node).direction;
               const all = (selector) => [...answer.querySelectorAll(selector)].map(direction);
