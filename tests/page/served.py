@@ -29,7 +29,7 @@ def needed(script: Path = WEB / "app.js", seen: set[Path] | None = None) -> set[
 def first_load(*, comments: bool = False) -> dict[str, int]:
     """Bytes of each file of the first load, compressed by itself; with or without the comments of its source."""
     commented = (*needed(), WEB / "style.css", WEB / "theme.js")
-    texts = {file.name: file.read_text() for file in commented}
+    texts = {file.relative_to(WEB).as_posix(): file.read_text() for file in commented}
     if not comments:
         texts = {name: without_comments(text) for name, text in texts.items()}
     texts |= {name: (WEB / name).read_text() for name in ("index.html", "icon.svg")}
