@@ -348,9 +348,20 @@ async def test_nothing_is_wrong_when_something_goes_wrong(chromium, fake: FakeSe
         await again.refuse(**refusal, retry_after_ms=600_000)
         await expect(page.get_by_role("button", name="Try again in")).to_be_visible()
         await look("a refused question")
+        arrives = asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            await arrives.wait()
+            await route.continue_()
+
+        await page.route("**/chatbot/upload", hold)
         await page.set_input_files(
-            "#attach-input", [{"name": f"a.{ending}", "mimeType": "", "buffer": b"x"} for ending in ("md", "exe")]
+            "#attach-input",
+            [{"name": f"a.{ending}", "mimeType": "", "buffer": b"x"} for ending in ("md", "exe", "txt")],
         )
+        await expect(page.locator("#attachments").get_by_text("waiting").first).to_be_visible()
+        await look("files on their way")
+        arrives.set()
         await expect(page.locator("#attachments").get_by_role("alert").first).to_be_visible()
         await look("refused files")
         # One socket is refused after the other.

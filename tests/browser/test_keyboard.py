@@ -7,12 +7,14 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.agentic_backend.records import turn
+from tests.browser.test_builder import open_service
 from tests.browser.test_conversations import talk
 from tests.browser.test_libraries import PUMPS, file, knowledge, place
 from tests.browser.test_share import SOURCE, made_link
+from tests.browser.test_sources import QUESTION, documents, library
 from tests.support.service import BASE, RunningService
 
-__all__ = ["knowledge", "place"]
+__all__ = ["documents", "knowledge", "library", "open_service", "place"]
 
 pytestmark = [pytest.mark.chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,7 +58,10 @@ class Keyboard:
             left = await self.page.evaluate_handle("document.activeElement")
             before = await left.evaluate(LOOK)
             await self.press(key)
-            stop = await left.evaluate("(node) => node.isConnected && node.tabIndex >= 0 && node !== document.body")
+            # The frame of the message box stays around what else is in it: there the caret shows it.
+            stop = await left.evaluate(
+                "(node) => node.isConnected && node.tabIndex >= 0 && node !== document.body && node.id !== 'message'"
+            )
             if stop and await left.evaluate(LOOK) == before:
                 self.unseen.add(await left.evaluate("(node) => node.outerHTML.slice(0, 200)"))
             if await target.evaluate("(node) => node === document.activeElement"):
@@ -315,5 +320,61 @@ async def test_a_conversation_from_its_first_question_to_its_end(page, keyboard,
     await keyboard.to(page.locator("#undo").get_by_role("button", name="Close"))
     await keyboard.press("Enter")
     await expect(page.locator("#undo")).to_be_hidden()
+    await keyboard.somewhere()
+    assert keyboard.unseen == set()
+
+
+async def test_where_to_search_and_the_documents_that_an_answer_cites(page, keyboard, library):
+    service, _ = library
+    await page.goto(f"http://127.0.0.1:{service.port}/")
+    await expect(page.get_by_label("Your message")).to_be_focused()
+    await keyboard.choose(page.locator("#agent"), "Rico")
+    where = page.get_by_role("button", name="Where to search")
+    await keyboard.enter(where)
+    dialog = page.get_by_role("dialog", name="Where to search")
+    await keyboard.to(dialog.get_by_role("checkbox").first)
+    await keyboard.press("Space")
+    await keyboard.enter(dialog.get_by_role("button", name="Done"))
+    await expect(where).to_be_focused()
+    chips = page.get_by_role("list", name="Where to search").get_by_role("listitem")
+    await expect(chips).to_have_count(1)
+    await keyboard.back_to(chips.get_by_role("button"))
+    await keyboard.press("Enter")
+    await expect(chips).to_have_count(0)
+    await keyboard.somewhere()
+    await keyboard.to(page.get_by_label("Your message"))
+    await keyboard.type(QUESTION)
+    await keyboard.press("Enter")
+    await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
+    citation = page.locator("button.citation").first
+    await keyboard.back_to(citation)
+    await keyboard.press("Enter")
+    await expect(page.locator("#reader mark").first).to_be_visible()
+    await keyboard.to(page.locator("#reader").get_by_role("button", name="Close"))
+    await keyboard.press("Enter")
+    await expect(page.locator("#reader")).to_be_hidden()
+    await expect(citation).to_be_focused()
+    assert keyboard.unseen == set()
+
+
+async def test_an_agent_from_its_name_to_its_end(page, keyboard, open_service):
+    await keyboard.go(open_service, "Agents")
+    await keyboard.to(page.get_by_label("Name"))
+    await keyboard.type("Keys")
+    await keyboard.enter(page.get_by_role("button", name="Create agent"))
+    await expect(page.locator(".builder h2 bdi")).to_have_text("Keys")
+    await keyboard.somewhere()
+    await keyboard.to(page.get_by_label("Description"))
+    await keyboard.type("Answers from the keyboard.")
+    await keyboard.enter(page.get_by_role("button", name="Save"))
+    await expect(page.get_by_text("Saved.")).to_be_visible()
+    await keyboard.somewhere()
+    await keyboard.to(page.get_by_role("button", name="Delete"))
+    await keyboard.press("Enter", "Escape")
+    await expect(page.get_by_role("button", name="Delete")).to_be_focused()
+    await keyboard.press("Enter")
+    await keyboard.enter(page.get_by_role("dialog").get_by_role("button", name="Delete"))
+    await expect(page.get_by_role("link", name="Keys")).to_have_count(0)
+    await expect(page.get_by_role("button", name="Create agent")).to_be_visible()
     await keyboard.somewhere()
     assert keyboard.unseen == set()

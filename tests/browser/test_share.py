@@ -108,6 +108,8 @@ async def test_a_link_for_anybody_is_read_without_signing_in(page: Page, start_s
         await page.goto(address)
         await expect(page.get_by_role("heading", level=2)).to_have_text("Open")
         await expect(page.locator("#sidebar")).to_be_hidden()
+        # Without it the conversation has all of the room.
+        assert await page.locator("#main").evaluate("node => node.clientWidth === innerWidth")
         async with service.http.delete(f"{path}/{made['id']}", headers=ann) as response:
             assert response.status == 204
         await page.reload()

@@ -117,6 +117,7 @@ function createSection({ page, builder }, kinds) {
       if (!problemAt(fields, fieldOf(error), refusal(error))) page.notify(errorText(error.failure));
     } finally {
       button.disabled = false;
+      if (document.activeElement === document.body) button.focus();
     }
   };
   const form = el("form", { novalidate: true, onsubmit }, fields.name.node, fields.class_path.node, button);
@@ -178,6 +179,7 @@ function showOne(shown, editable, agent) {
       else page.notify(errorText(error.failure));
     } finally {
       save.disabled = false;
+      if (document.activeElement === document.body) save.focus();
     }
   };
   tryIt.addEventListener("click", () => page.askAgent(kept.id));
