@@ -156,7 +156,7 @@ async def test_rico_cites_an_attachment_in_its_session_and_in_no_other(
         # One is the clock of the service, the other that of the database.
         apart = datetime.fromisoformat(file.pop("attached_at")) - datetime.fromisoformat(attached_at)
         assert abs(apart) < timedelta(hours=1)
-        assert file == {"id": attachment_id, "name": "pumps.md", "size_bytes": len(PUMPS)}
+        assert file == {"id": attachment_id, "name": "pumps.md", "size_bytes": len(PUMPS), "mime": "text/markdown"}
         assert listed[session_id]["file_names"] == ["pumps.md"]
         assert listed[other]["attachments"] == listed[other]["file_names"] == []
 

@@ -57,10 +57,10 @@ async def prefer(service, session_id, **preferences):
 
 async def test_agents_list_what_may_be_chosen(service):
     choices = {agent["id"]: agent["model_choices"] for agent in await service.get("/agents")}
-    default = {"id": "default", "title": "mock", "description": ""}
-    small = {"id": "small", "title": "small", "description": ""}
-    large = {"id": "large", "title": "The large one", "description": "Slow and thorough"}
-    own = {"id": "own", "title": "own", "description": ""}
+    default = {"id": "default", "title": "mock", "description": "", "vision": False}
+    small = {"id": "small", "title": "small", "description": "", "vision": False}
+    large = {"id": "large", "title": "The large one", "description": "Slow and thorough", "vision": False}
+    own = {"id": "own", "title": "own", "description": "", "vision": False}
     assert choices == {
         "Georges": [default, small, large],
         "Ada": [own],
