@@ -436,7 +436,11 @@ async def test_another_instance_sees_it_at_its_next_look(start_service):
         ({}, "graph_id", ""),
         ({"graph_id": 1}, "graph_id", ""),
         ({"graph_id": "Rico", "context": {"rag.nothing": 1}}, "context", "rag.nothing is no field"),
-        ({"graph_id": "Rico", "context": {"rag.top_k": 0}}, None, "rag.top_k is not a whole number from 1 to 100."),
+        (
+            {"graph_id": "Rico", "context": {"rag.top_k": 0}},
+            "tuning.fields.rag.top_k",
+            "rag.top_k is not a whole number from 1 to 100.",
+        ),
         ({"graph_id": "Rico", "config": {"configurable": 1}}, "config.configurable", ""),
         ({"graph_id": "Rico", "config": {"recursion_limit": 9}}, "config", "config.recursion_limit is not kept"),
         ({"graph_id": "Rico", "config": {"configurable": {"a": 1}}, "context": {"b": 1}}, "context", "only one"),
