@@ -80,7 +80,7 @@ export class AttachmentBar {
   #hint = el("div", { id: "drop-hint", "aria-hidden": "true", hidden: true });
   /** @type {WeakMap<Upload, UploadRow>} */
   #rows = new WeakMap();
-  /** @type {Map<string, HTMLElement>} by attachment */
+  /** @type {Map<string, HTMLElement>} by attachment, of the conversation on the screen */
   #pictures = new Map();
 
   /** @param {Nodes} nodes @param {AttachmentActions} actions */
@@ -116,6 +116,8 @@ export class AttachmentBar {
     const endings = [...(taken.files ? ENDINGS : []), ...(taken.images ? IMAGE_ENDINGS : [])];
     input.accept = endings.map((ending) => `.${ending}`).join(",");
     list.hidden = attached.length + uploads.length === 0;
+    const ids = new Set(attached.map(({ id }) => id));
+    for (const id of this.#pictures.keys()) if (!ids.has(id)) this.#pictures.delete(id);
     const rows = [...attached.map((one) => this.#attachedRow(one)), ...uploads.map((one) => this.#uploadRow(one))];
     list.replaceChildren(...rows);
   }

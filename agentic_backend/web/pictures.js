@@ -4,13 +4,13 @@ import { el } from "./dom.js";
 import { catalogue } from "./i18n.js";
 
 const t = catalogue({
-  en: { image: "Image: {name}", gone: "{name} (no longer there)" },
-  fr: { image: "Image : {name}", gone: "{name} (n'est plus là)" },
+  en: { image: "Image: {name}", gone: "{name} (no longer there)", unread: "{name}: try again" },
+  fr: { image: "Image : {name}", gone: "{name} (n'est plus là)", unread: "{name} : réessayer" },
 });
 
 /**
  * @typedef {{id: string, name: string}} Picture an attachment that is an image
- * @typedef {(picture: Picture) => Promise<Blob|null>} Fetch null where it is not there any more, or not to be had
+ * @typedef {(picture: Picture) => Promise<Blob|"gone"|"unread">} Fetch "unread" where another time may give it
  */
 
 /** @type {WeakMap<Element, () => void>} */
@@ -28,28 +28,28 @@ const seen = new IntersectionObserver(
 );
 
 /**
- * A button with the image, which it shows in its full size, and small again.
+ * A button with the image, which it shows in its full size, and small again; or with why it is not shown.
  * @param {Picture} picture
  * @param {Fetch} fetch
  */
 export function pictureButton(picture, fetch) {
-  const name = t("image", { name: picture.name });
-  const shown = el("img", { alt: "" });
-  const attributes = { type: "button", class: "picture", "aria-label": name, title: picture.name, "aria-expanded": "false" };
-  const node = el("button", attributes, shown);
+  const label = t("image", { name: picture.name });
+  const attributes = { type: "button", class: "picture", "aria-label": label, title: picture.name, "aria-expanded": "false" };
+  const node = el("button", attributes);
+  const fill = async () => {
+    const found = await fetch(picture);
+    node.disabled = found === "gone";
+    const text = typeof found === "string" ? t(found, { name: picture.name }) : null;
+    node.setAttribute("aria-label", text ?? label);
+    node.replaceChildren(text ?? el("img", { alt: "", src: await dataUrl(/** @type {Blob} */ (found)) }));
+  };
   node.addEventListener("click", () => {
-    node.setAttribute("aria-expanded", String(node.getAttribute("aria-expanded") !== "true"));
+    if (node.querySelector("img") === null) fill();
+    else node.setAttribute("aria-expanded", String(node.getAttribute("aria-expanded") !== "true"));
   });
-  unseen.set(node, () => fill(picture, fetch, shown, node));
+  unseen.set(node, fill);
   seen.observe(node);
   return node;
-}
-
-/** @param {Picture} picture @param {Fetch} fetch @param {HTMLImageElement} image @param {HTMLElement} node */
-async function fill(picture, fetch, image, node) {
-  const blob = await fetch(picture);
-  if (blob === null) node.replaceWith(el("span", { class: "hint", dir: "auto" }, t("gone", { name: picture.name })));
-  else image.src = await dataUrl(blob);
 }
 
 /**

@@ -100,15 +100,16 @@ export class Uploads {
   }
 
   /**
-   * The bytes of an image; null where it is not there any more, or not to be had.
+   * The bytes of an image, or why there are none.
    * @param {Picture} picture
+   * @returns {ReturnType<import("./pictures.js").Fetch>}
    */
   async picture({ id }) {
     try {
       return await this.#app.api.picture(id);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      return null;
+      return error.code === "attachment_not_found" ? "gone" : "unread";
     }
   }
 

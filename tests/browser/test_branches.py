@@ -24,7 +24,8 @@ async def ended(page: Page) -> None:
 
 
 async def line(page: Page) -> list[tuple[str, str]]:
-    """What is on the screen: question and answer of each turn."""
+    """What is on the screen: question and answer of each turn, once each has one."""
+    await expect(page.locator(".turn .markdown")).to_have_count(await page.locator(".turn .question").count())
     texts = [await page.locator(name).all_text_contents() for name in (".turn .question", ".turn .markdown")]
     return [(question, answer.strip()) for question, answer in zip(*texts, strict=True)]
 
