@@ -112,14 +112,15 @@ class HistoryItem:
     def stored(self) -> dict[str, Any]:
         """It as a JSON object, for `of_stored`. Never a checkpoint: nobody gives one."""
         calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.calls]
-        more = ({"calls": calls} if calls else {}) | ({"call_id": self.call_id} if self.call_id else {})
-        return {"role": self.role, "text": self.text, **more}
+        more = {"calls": calls, "call_id": self.call_id, "images": list(self.images)}
+        return {"role": self.role, "text": self.text, **{name: value for name, value in more.items() if value}}
 
     @classmethod
     def of_stored(cls, stored: dict[str, Any]) -> "HistoryItem":
         """The reverse of `stored`."""
         calls = tuple(EarlierCall(**call) for call in stored.get("calls", ()))
-        return cls(stored["role"], stored["text"], calls=calls, call_id=stored.get("call_id", ""))
+        images = tuple(stored.get("images", ()))
+        return cls(stored["role"], stored["text"], calls=calls, call_id=stored.get("call_id", ""), images=images)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HistoryItem) and self._compared == other._compared
@@ -129,7 +130,7 @@ class HistoryItem:
 
     @property
     def _compared(self) -> tuple[object, ...]:
-        return self.role, self.text, self.calls, self.call_id, self.images
+        return self.role, self.text, self.calls, self.call_id
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.role!r}, {self.text!r})"

@@ -30,16 +30,16 @@ def names_images(ask: Ask, history: Iterable[HistoryItem]) -> bool:
 
 
 async def shown_images(
-    store: ImageStore, ask: Ask, history: Sequence[HistoryItem], *, begins: bool = True
+    store: ImageStore, ask: Ask, history: Sequence[HistoryItem], *, whole: bool = True
 ) -> ShownImages:
     """What the turn shows, read from storage.
 
-    Where it `begins`, all images of its question are shown: raises AttachmentNotFound for one that is not of the
-    session, AttachmentTooLarge for more than `MOST_BYTES`. A run that goes on, or is begun again, does without what it
-    cannot have any more, as with earlier questions. May raise HistoryUnavailable.
+    With `whole` all images of its question are shown: raises AttachmentNotFound for one that is not of the session,
+    AttachmentTooLarge for more than `MOST_BYTES`. An answer that is made again, and a run that goes on or is begun
+    again, do without what is there no more, as with earlier questions. May raise HistoryUnavailable.
     """
     asked = await store.images(ask.user_id, ask.session_id, ask.images) if ask.images else {}
-    if begins and len(asked) < len(ask.images):
+    if whole and len(asked) < len(ask.images):
         raise AttachmentNotFound(field="images")
     urls: dict[str, str] = {}
     left = MOST_BYTES
@@ -47,7 +47,7 @@ async def shown_images(
         left -= len(image.content)
         if left >= 0:
             urls[image.attachment_id] = _data_url(image)
-        elif begins:
+        elif whole:
             raise AttachmentTooLarge(field="images")
     # One by one, newest first: what does not fit is not read, but for the first of it.
     for earlier in _earlier(history, asked, MOST_IMAGES - len(ask.images)):

@@ -363,7 +363,7 @@ class TurnRunner:
                 raise ModelWithoutVision(field="images")
             return prepared
         with phase("images_read"):
-            shown = await shown_images(self._images, ask, prepared.history, begins=begins)
+            shown = await shown_images(self._images, ask, prepared.history, whole=begins and ask.regenerate is None)
         return replace(prepared, history=shown.history, images=shown)
 
     async def _placed(self, ask: Ask, session: Session) -> Ask:

@@ -93,3 +93,5 @@ def test_images_are_parts_and_those_of_earlier_questions_only_where_they_are_sho
     assert [one["content"] for one in encoded(prompt)] == ["Be brief.", earlier, "A map.", newest]
     assert [message.content for message in prompt] == ["Be brief.", earlier, "A map.", newest]
     assert encoded(Prompt("", [asked], "Hi"))[1]["content"] == "What is this?"
+    assert HistoryItem.of_stored(asked.stored()).images == ("i1", "i2")
+    assert asked == HistoryItem("user", "What is this?"), "by what was said"

@@ -93,6 +93,17 @@ async def test_a_regenerated_answer_and_a_repeated_ask_are_to_the_same_images(
     assert len(model.asked) == 2
 
 
+async def test_an_answer_is_made_again_without_what_was_deleted(
+    turns: TurnProcess, model: FakeModel, storage: MemoryStorage
+) -> None:
+    await final(turns.ask("e1", "What is this?", images=("i1", "i2")))
+    del storage.shown["i1"]
+    assert await refusal(turns.ask("e2", "And these?", images=("i1", "i2"))) == (Code.ATTACHMENT_NOT_FOUND, "images")
+    end = await final(turns.ask("e3", "", regenerate="e1"))
+    assert told(model) == [[{"type": "text", "text": "What is this?"}, shown()]]
+    assert end.messages[0].images == ("i2",)
+
+
 async def test_a_model_that_does_not_see_is_not_called(
     turns: TurnProcess, model: FakeModel, storage: MemoryStorage
 ) -> None:
