@@ -10,6 +10,7 @@ import { catalogue } from "./i18n.js";
 import { codeBlock } from "./markdown/code.js";
 import { safeLink } from "./markdown/links.js";
 import { MarkdownView } from "./markdown/view.js";
+import { Tail } from "./tail.js";
 import { decisionText } from "./texts.js";
 
 /**
@@ -200,13 +201,10 @@ export class ThinkingItem {
   #item = null;
   /** @type {number|undefined} */
   #timer;
-  #following = true;
+  #tail = new Tail(this.#body, NEAR_END_PX);
 
   constructor() {
     this.#details.addEventListener("toggle", () => this.#showText());
-    this.#body.addEventListener("scroll", () => {
-      this.#following = this.#body.scrollHeight - this.#body.scrollTop - this.#body.clientHeight < NEAR_END_PX;
-    });
   }
 
   /** @param {Item} item */
@@ -244,7 +242,7 @@ export class ThinkingItem {
   #showText() {
     if (!this.#details.open || this.#item === null) return;
     this.#stream.update(this.#item.text);
-    if (this.#following) this.#body.scrollTop = this.#body.scrollHeight;
+    if (this.#tail.following) this.#tail.toEnd();
   }
 }
 

@@ -22,6 +22,7 @@ import { catalogue } from "./i18n.js";
 import { shareButton } from "./share/button.js";
 import { translateShell } from "./shell.js";
 import { Sidebar, titleOf } from "./sidebar.js";
+import { Tail } from "./tail.js";
 import { TurnView } from "./turns.js";
 import { UndoNotice } from "./undo.js";
 
@@ -173,7 +174,7 @@ export class View {
   undo = new UndoNotice();
   /** @type {Reader|null} */
   #reader = null;
-  #following = true;
+  #tail;
   /** @type {boolean|null} */
   #busy = null;
   #sidebar;
@@ -184,6 +185,7 @@ export class View {
     translateShell();
     const named = [...document.querySelectorAll("[id]")].map((node) => [node.id, node]);
     this.#nodes = Object.fromEntries(named);
+    this.#tail = new Tail(this.#nodes.log, NEAR_END_PX);
     this.#sidebar = new Sidebar(this.#nodes.sessions, {
       rename: ({ id }, title) => this.#actions.renameSession(id, title),
       pin: ({ id }, pinned) => this.#actions.pinSession(id, pinned),
@@ -364,7 +366,7 @@ export class View {
   addTurn(turn) {
     this.#nodes.welcome.hidden = true;
     if (!this.#viewOf(turn).node.isConnected) this.#nodes.turns.append(this.#viewOf(turn).node);
-    this.#toEnd();
+    this.#tail.toEnd();
   }
 
   /**
@@ -385,7 +387,7 @@ export class View {
    */
   reveal(turn) {
     const { node } = this.#viewOf(turn);
-    this.#following = false;
+    this.#tail.leave();
     node.setAttribute("tabindex", "-1");
     node.focus({ preventScroll: true });
     node.scrollIntoView({ block: "start" });
@@ -418,7 +420,7 @@ export class View {
     const start = performance.now();
     for (const turn of this.#dirty) this.#viewOf(turn).update();
     this.#dirty.clear();
-    if (this.#following) this.#follow();
+    if (this.#tail.following) this.#follow();
     this.#lastRenderMs = performance.now() - start;
   }
 
@@ -711,29 +713,22 @@ export class View {
   #wireScrolling() {
     const { log, "to-end": button } = this.#nodes;
     log.addEventListener("scroll", () => {
-      this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
-      button.hidden = this.#following;
+      button.hidden = this.#tail.following;
     });
-    button.addEventListener("click", () => this.#toEnd());
+    button.addEventListener("click", () => this.#tail.toEnd());
     // What understands Markdown, and formulas, may come after the text.
     log.addEventListener("grown", () => {
-      if (this.#following) this.#follow();
+      if (this.#tail.following) this.#follow();
     });
   }
 
   /** To the end; of what the agent asks there to its beginning, where it is higher than the log. */
   #follow() {
-    this.#toEnd();
+    this.#tail.toEnd();
     const { log } = this.#nodes;
     const card = log.querySelector(".human");
     if (card === null || card.clientHeight < log.clientHeight) return;
     log.scrollTop += card.getBoundingClientRect().top - log.getBoundingClientRect().top - CARD_MARGIN_PX;
-  }
-
-  #toEnd() {
-    const { log } = this.#nodes;
-    this.#following = true;
-    log.scrollTop = log.scrollHeight;
   }
 
   #addIcons() {

@@ -496,6 +496,27 @@ async def test_steps_of_an_agent_are_folded_and_text_that_became_a_thought_moves
     assert await page.locator("b").count() == 0
 
 
+async def test_whoever_scrolls_up_stays_there_while_text_comes(page, fake):
+    peer = await open_page(page, fake)
+    told = await ask(page, fake, peer)
+    await told.begin()
+    await told.delta("\n\n".join(f"Line {n}." for n in range(100)))
+    log = page.locator("#log")
+    await expect(page.locator(".markdown")).to_contain_text("Line 99.")
+    at_end = "(log) => log.scrollTop > 0 && log.scrollHeight - log.scrollTop - log.clientHeight < 2"
+    await page.wait_for_function(f"() => ({at_end})(document.querySelector('#log'))")
+    # What understands Markdown may come between the scroll and its event.
+    grown = "log.querySelector('.markdown').dispatchEvent(new CustomEvent('grown', { bubbles: true }))"
+    assert await log.evaluate(f"(log) => {{ log.scrollTop = 0; {grown}; return log.scrollTop; }}") == 0
+    await told.delta("\n\nThe last.")
+    await expect(page.locator(".markdown")).to_contain_text("The last.")
+    assert await log.evaluate("(log) => log.scrollTop") == 0
+    await page.get_by_role("button", name="To the latest message").click()
+    await told.delta("\n\nAnd one more.")
+    await expect(page.locator(".markdown")).to_contain_text("And one more.")
+    assert await log.evaluate(at_end)
+
+
 async def test_at_400_px_the_conversations_are_a_drawer_and_nothing_is_wider_than_the_screen(page, fake):
     await page.set_viewport_size({"width": 400, "height": 800})
     fake.add_session("one", "A conversation with quite a long title that does not fit into the drawer")
