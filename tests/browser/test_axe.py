@@ -18,9 +18,10 @@ from tests.browser.fake_server import GEORGES, FakeServer
 from tests.browser.targets import small_targets
 from tests.browser.test_conversations import talk
 from tests.browser.test_human import APPROVAL, WORDS, stored
+from tests.browser.test_languages import left_in_english, note_catalogues
 from tests.browser.test_libraries import BEES, PUMPS, create, file, row, upload
 from tests.browser.test_share import NOWHERE, SOURCE
-from tests.browser.test_sources import ask_rico, documents, knowledge, library
+from tests.browser.test_sources import QUESTION, ask_rico, documents, knowledge, library
 from tests.support.people import SECURITY, headers_of
 from tests.support.ports import free_port
 from tests.support.service import BASE, RunningService
@@ -97,7 +98,18 @@ async def test_nothing_is_wrong_with_a_conversation_and_the_documents_that_it_ci
         await look("sources")
         await page.locator(".sources-more summary").click()
         await look("unfolded")
+        held: asyncio.Queue[Route] = asyncio.Queue()
+        await page.route("**/markdown", held.put)
+        await page.route("**/chunks/*", lambda route: route.abort())
         await page.locator("button.citation").first.click()
+        route = await held.get()
+        await expect(page.locator("#reader-state")).to_have_text("Opening the document…")
+        await look("a document that is being read")
+        await route.abort()
+        await page.unroute_all()
+        await expect(page.locator("#reader-state").get_by_role("button", name="Try again")).to_be_visible()
+        await look("a document that could not be read")
+        await page.locator("#reader-state button").click()
         await expect(page.locator("#reader mark").first).to_be_visible()
         await look("reader")
         await page.keyboard.press("Escape")
@@ -441,5 +453,77 @@ async def test_nothing_is_wrong_in_french(chromium, service, tmp_path):
             await page.goto(url_of(service, f"#/{place}"))
             await expect(page.locator("#place h2").first).to_be_visible()
             await look(place)
+
+    assert await wrong_in(chromium, tmp_path, walk, "fr-FR") == {}
+
+
+async def test_nothing_is_wrong_with_dialogs_in_french(chromium, library, tmp_path):
+    service, _ = library
+
+    async def walk(page: Page, look: Look, size: str) -> None:
+        await note_catalogues(page)
+        dialog = page.get_by_role("dialog")
+
+        async def look_at(name: str, state: str) -> None:
+            await expect(dialog.get_by_role("heading", name=name)).to_be_visible()
+            await look(state)
+            assert await left_in_english(page) == []
+            await page.keyboard.press("Escape")
+
+        await page.goto(url_of(service))
+        await page.locator("#agent").select_option("Rico")
+        await page.locator("#scope").click()
+        await expect(dialog.get_by_role("checkbox").nth(2)).to_be_visible()
+        await look_at("Où chercher", "scope")
+        await page.get_by_label("Votre message").fill(QUESTION)
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".turn")).to_have_attribute("data-status", "done")
+        await page.get_by_role("button", name="Mauvaise réponse").click()
+        await expect(page.get_by_role("group", name="Qu'est-ce qui ne va pas dans cette réponse ?")).to_be_visible()
+        await look("a rating")
+        assert await left_in_english(page) == []
+        await page.locator("#share").click()
+        await dialog.get_by_role("button", name="Créer un lien").click()
+        await expect(dialog.get_by_role("button", name="Révoquer le lien")).to_be_visible()
+        await look_at("Partager cette conversation", "share")
+        await page.keyboard.press("Control+k")
+        await expect(page.locator("#switcher")).to_be_visible()
+        await look("switcher")
+        assert await left_in_english(page) == []
+        await page.keyboard.press("Escape")
+        await page.locator("button.citation").first.click()
+        await expect(page.locator("#reader mark").first).to_be_visible()
+        await look("reader")
+        await page.keyboard.press("Escape")
+
+        await page.goto(url_of(service, "#/libraries"))
+        await page.get_by_label("Nom de la nouvelle bibliothèque").fill(f"Notices, {size}")
+        await page.get_by_role("button", name="Créer la bibliothèque").click()
+        await upload(page, file("pumps.md", PUMPS))
+        await expect(row(page, "pumps.md")).to_contain_text("Prêt")
+        for name, button in {
+            "Renommer cette bibliothèque": page.get_by_role("button", name="Renommer"),
+            "Supprimer cette bibliothèque ?": page.get_by_role("button", name="Supprimer", exact=True),
+            "Déplacer vers une autre bibliothèque": page.get_by_role("button", name="Déplacer pumps.md"),
+            "Supprimer ce document ?": page.get_by_role("button", name="Supprimer pumps.md"),
+        }.items():
+            await button.click()
+            await look_at(name, name)
+
+        await page.goto(url_of(service, "#/settings"))
+        await page.get_by_role("button", name="Nouvelle clé").click()
+        form = page.get_by_role("form", name="Nouvelle clé")
+        await form.get_by_label("Nom", exact=True).fill("Une")
+        await form.get_by_role("button", name="Créer la clé").click()
+        await expect(page.get_by_role("textbox", name="La clé")).to_be_visible()
+        await look("a key")
+        assert await left_in_english(page) == []
+        await page.get_by_role("button", name="Terminé").click()
+        await page.get_by_role("button", name="Révoquer Une").click()
+        await look_at("Révoquer cette clé ?", "a key to be revoked")
+        await page.get_by_role("button", name="Révoquer Une").click()
+        await dialog.get_by_role("button", name="Révoquer").click()
+        await page.get_by_role("button", name="Tout supprimer").click()
+        await look_at("Supprimer toutes vos données ?", "everything to be deleted")
 
     assert await wrong_in(chromium, tmp_path, walk, "fr-FR") == {}

@@ -63,12 +63,21 @@ async def note_catalogues(page: Page) -> None:
 
 
 async def left_in_english(page: Page) -> list[str]:
-    """What the page shows that only its English catalogues have."""
+    """What the page shows that only its English catalogues have.
+
+    "Source 2 : A" is of the French "Source {number} : {title}", though the English one, without that space, fits, too.
+    """
     catalogues = await page.evaluate("globalThis.catalogues")
     assert len(catalogues) > 8
     english, french = ({text for one in catalogues for text in texts(one[language])} for language in ("en", "fr"))
-    forms = [re.compile(pattern(text)) for text in english - french if letters(text)]
-    return [said for said in await page.evaluate(SHOWN) if any(form.fullmatch(said) for form in forms)]
+    foreign, own = (
+        [re.compile(pattern(text)) for text in of if letters(text)] for of in (english - french, french - english)
+    )
+    return [said for said in await page.evaluate(SHOWN) if fits(said, foreign) and not fits(said, own)]
+
+
+def fits(said: str, forms: list[re.Pattern[str]]) -> bool:
+    return any(form.fullmatch(said) for form in forms)
 
 
 def texts(catalogue: dict[str, Any]) -> list[str]:
