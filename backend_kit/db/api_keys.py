@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import TextClause, text
@@ -42,8 +43,7 @@ CREATE: Final = with_events(
         rate_per_min, created_at, expires_at)
     SELECT :id, CAST(:digest AS bytea), CAST(:owner AS text), :owner_name, :name, CAST(:scopes AS text[]),
         CAST(:agents AS text[]), CAST(:libraries AS text[]), CAST(:groups AS text[]), CAST(:roles AS text[]),
-        :namespace, CAST(:rate_per_min AS integer), to_timestamp(CAST(:created_at AS float8)),
-        to_timestamp(CAST(:expires_at AS float8))
+        :namespace, CAST(:rate_per_min AS integer), CAST(:created_at AS timestamptz), CAST(:expires_at AS timestamptz)
     WHERE (SELECT count(*) FROM api_key k WHERE k.owner = :owner AND k.id <> :id AND k.revoked_at IS NULL
         AND (k.expires_at IS NULL OR k.expires_at > now())) < CAST(:most AS integer)
     ON CONFLICT (id) DO UPDATE SET name = excluded.name RETURNING id"""
@@ -92,8 +92,8 @@ class PostgresKeys:
             "roles": sorted(record.roles),
             "namespace": record.namespace,
             "rate_per_min": record.rate_per_min,
-            "created_at": record.created_at,
-            "expires_at": record.expires_at,
+            "created_at": _moment(record.created_at),
+            "expires_at": None if record.expires_at is None else _moment(record.expires_at),
             "most": most,
             "audit": events_parameter(event),
         }
@@ -142,6 +142,11 @@ def key_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
     rules = PoolRules(1, KEY_CONNECTIONS - 1, _WAIT_S, recycle_s, pre_ping, autocommit=True, in_ledger=False)
     args: dict[str, Any] = connect_args("turnwise-keys", settings.connect_timeout, _TIMEOUT_MS)
     return Pool(POOL, settings, rules, metrics, connect_args=args)
+
+
+def _moment(at: float) -> datetime:
+    """As whoever shows the record says it: to_timestamp rounds some times to another microsecond."""
+    return datetime.fromtimestamp(at, UTC)
 
 
 def _record(row: AnyRow) -> KeyRecord:
