@@ -50,6 +50,10 @@ TESTS = (
     "tests/integration/test_human.py",
     "tests/integration/test_attachments.py",
     "tests/integration/test_created_agents.py",
+    "tests/integration/test_images.py",
+    "tests/integration/test_own_data.py",
+    "tests/integration/test_pace.py",
+    "tests/integration/test_shares.py",
 )
 """Enough for the floor, and no more: every other test only adds to what is measured here.
 
