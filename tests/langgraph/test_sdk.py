@@ -4,11 +4,13 @@ import asyncio
 import json
 from uuid import uuid4
 
+import psycopg
 import pytest
 from httpx import HTTPStatusError
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import APIStatusError, ConflictError, NotFoundError, UnprocessableEntityError
 
+from tests.agentic_backend.records import until_waiting
 from tests.langgraph.graphs import QUESTION
 from tests.langgraph.stage import AGENTS, BEARER, client_of, human, told, url_of
 from tests.support.patience import PATIENCE_S
@@ -145,6 +147,36 @@ async def test_a_cancelled_run_is_interrupted_and_what_it_said_stays(start_servi
         assert text.startswith(said.strip())
         with pytest.raises(NotFoundError):
             await client.runs.cancel(thread, run_id)
+
+
+@EACH
+async def test_what_is_stopped_while_history_is_read_is_in_it(start_service, database, agent):
+    async with (
+        start_service("mock;tokens=40;gap=50", **AGENTS) as service,
+        client_of(service) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        thread = await thread_of(client)
+        await client.runs.wait(thread, agent, input=human("before"))  # the first of a graph makes its tables
+        await service.flush()
+        stops = {"stream_mode": "messages-tuple", "on_disconnect": "cancel"}
+        stream = client.runs.stream(thread, agent, input=human("long"), **stops)
+        await anext(stream)  # which run it is
+        said = (await anext(stream)).data[0]["content"].strip()
+        with psycopg.connect(database.dsn) as connection:
+            connection.execute("LOCK TABLE session_history IN SHARE MODE")
+            connection.execute("SAVEPOINT reads")
+            connection.execute("LOCK TABLE session_history IN ACCESS EXCLUSIVE MODE")
+            reads = group.create_task(client.threads.get_history(thread))
+            await until_waiting(database.dsn, 1)
+            await stream.aclose()
+            await until_waiting(database.dsn, 2)  # it has ended, and is about to be stored
+            connection.execute("ROLLBACK TO SAVEPOINT reads")  # who reads goes on, who writes does not
+            await reads
+        asked, (kind, kept) = told(reads.result()[0]["values"])[2:]
+        assert asked == ("human", "long")
+        assert kind == "ai"
+        assert kept.startswith(said)
 
 
 @EACH

@@ -24,7 +24,7 @@ from agentic_backend.surfaces.langgraph.messages import NOTE, Message, Transcrip
 from agentic_backend.surfaces.langgraph.names import agent_of, is_uuid, session_of_thread
 from agentic_backend.surfaces.langgraph.people import answer_of, run_id_of_answer
 from agentic_backend.surfaces.langgraph.reading import RunRequest, read_run
-from agentic_backend.surfaces.langgraph.states import ROOT_RANK, Line, add_running, place_of, read_line, told
+from agentic_backend.surfaces.langgraph.states import ROOT_RANK, Line, place_of, read_line, read_running_line, told
 from agentic_backend.surfaces.langgraph.stream import RunView
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -291,8 +291,7 @@ async def fork_of(services: DoorServices, session: Session, wish: RunRequest) ->
         if wish.question is None:
             raise Faulty("There is nothing to run: neither a question nor an answer.", "input")
         return await _rolled_back(services, session, wish)
-    line = await read_line(services, session)
-    await add_running(services, line)
+    line = await read_running_line(services, session)
     place = place_of(line, wish.checkpoint_id, "checkpoint.checkpoint_id")
     chosen, last = line.checkpoints[place], line.checkpoints[-1]
     if chosen.kind == "question":

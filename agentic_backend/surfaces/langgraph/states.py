@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from agentic_backend.agent.people import run_of
 from agentic_backend.errors import BadRequest
+from agentic_backend.events import ChatMessage
 from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.past_exchanges import AWAITING
@@ -302,8 +303,7 @@ def add_states(router: APIRouter, services: Callable[[], DoorServices], caller: 
     @router.get("/threads/{thread_id}/state")
     async def state(thread_id: str, request: Request, identity: caller) -> Response:
         """The newest state of a thread: of one that runs, that behind its question."""
-        line = await _line(services(), identity, thread_id)
-        await add_running(services(), line)
+        line = await read_running_line(services(), await _session(services(), identity, thread_id))
         return json_response(await _state_at(services(), line, None, "", deep=_deep(request)))
 
     @router.get("/threads/{thread_id}/state/{checkpoint_id}")
@@ -331,9 +331,11 @@ def add_states(router: APIRouter, services: Callable[[], DoorServices], caller: 
         if not isinstance(metadata, dict):
             raise Faulty("metadata is an object.", "metadata")
         before = checkpoint_in(body, "before")
-        line = await _line(services(), identity, thread_id)
+        session = await _session(services(), identity, thread_id)
         if before is None:
-            await add_running(services(), line, "end")
+            line = await read_running_line(services(), session, "end")
+        else:
+            line = await read_line(services(), session)
         shown = await _states_of_graph(services(), line, limit, before, metadata)
         if shown is None:
             end = len(line.checkpoints) if before is None else place_of(line, before, "before")
@@ -378,16 +380,27 @@ def place_of(line: Line, checkpoint_id: str, field_: str) -> int:
     return place
 
 
-async def add_running(services: DoorServices, line: Line, kind: Kind = "question") -> None:
-    """Put what is being answered now behind what history has, as far as it is said: clients take up a thread whose
-    state has a next node, and one that stops a run reads its history before the stop is through; there, a state with a
-    next node and without a question (`kind`) would be a breakpoint."""
-    session = line.session
+async def read_running_line(services: DoorServices, session: Session, kind: Kind = "question") -> Line:
+    """The states of a session, with what is being answered now behind what history has, as far as it is said: clients
+    take up a thread whose state has a next node, and one that stops a run reads its history before the stop is through;
+    there, a state with a next node and without a question (`kind`) would be a breakpoint.
+
+    May raise `HistoryUnavailable`."""
+    # Before history: what ends while that is read is then in one of the two.
     here = services.registry.turns_of(session.id, session.user_id)
-    turn = next((one for one in here if one.ask.human is None and not one.ended and one.question is not None), None)
-    question = await services.registry.asked_now(session.id, session.user_id) if turn is None else turn.question
-    if question is None or question.rank <= line.checkpoints[-1].rank:
-        return
+    here = [turn for turn in here if turn.ask.human is None and not turn.ended]
+    question = None
+    if all(turn.question is None for turn in here):
+        question = await services.registry.asked_now(session.id, session.user_id)
+    line = await read_line(services, session)
+    turn = next((one for one in here if one.question is not None), None)
+    question = question if turn is None else turn.question
+    if question is not None and question.rank > line.checkpoints[-1].rank:
+        _add_running(line, question, turn, kind)
+    return line
+
+
+def _add_running(line: Line, question: ChatMessage, turn: Turn | None, kind: Kind) -> None:
     behind = Branching.of(question).after_rank
     if behind is not None:
         line.checkpoints = [one for one in line.checkpoints if one.rank <= max(behind, ROOT_RANK)]
@@ -428,5 +441,9 @@ def said_so_far(turn: Turn) -> list[bytes]:
     return [*transcript.closed, dumps(answer(text.text, named or message_id(turn.ask.exchange_id, text.rank)))]
 
 
+async def _session(services: DoorServices, identity: Identity, thread_id: str) -> Session:
+    return await session_of_thread(services.store, identity.uid, thread_id)
+
+
 async def _line(services: DoorServices, identity: Identity, thread_id: str) -> Line:
-    return await read_line(services, await session_of_thread(services.store, identity.uid, thread_id))
+    return await read_line(services, await _session(services, identity, thread_id))
