@@ -101,9 +101,12 @@ class Server:
             with suppress(psutil.NoSuchProcess):
                 first = psutil.Process(self._process.pid)
                 first.suspend()  # it would start some anew
-                for process in [*first.children(recursive=True), first]:
+                all_of_it = [*first.children(recursive=True), first]
+                for process in all_of_it:
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
+                # The next start is refused while one of them still holds the shared memory.
+                self._until(lambda: all(map(_has_ended, all_of_it)))
             self._process.wait()
             self._process = None
 
@@ -145,6 +148,14 @@ class Server:
             if time.monotonic() > give_up:
                 raise TimeoutError(f"Postgres at {self.host}:{self.port}")
             time.sleep(0.05)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether it holds nothing any more; its parent may not have taken note of it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Replicated:
