@@ -234,5 +234,6 @@ async def test_the_list_in_french(page: Page, service: RunningService) -> None:
     await page.get_by_role("button", name="Options de Cuisine").click()
     await page.get_by_role("menuitem", name="Épingler").click()
     await expect(page.locator(".group-name")).to_have_text(["Épinglées"])
+    await expect(page.locator("#announcer")).to_have_text("Épinglée.")  # the service has it
     async with service.http.get(f"{BASE}/chatbot/sessions") as response:
         assert (await response.json())[0]["pinned"] is True
