@@ -164,9 +164,9 @@ async def test_what_is_stopped_while_history_is_read_is_in_it(start_service, dat
         await anext(stream)  # which run it is
         said = (await anext(stream)).data[0]["content"].strip()
         with psycopg.connect(database.dsn) as connection:
-            connection.execute("LOCK TABLE session_history IN SHARE MODE")
+            await asyncio.to_thread(connection.execute, "LOCK TABLE session_history IN SHARE MODE")
             connection.execute("SAVEPOINT reads")
-            connection.execute("LOCK TABLE session_history IN ACCESS EXCLUSIVE MODE")
+            await asyncio.to_thread(connection.execute, "LOCK TABLE session_history IN ACCESS EXCLUSIVE MODE")
             reads = group.create_task(client.threads.get_history(thread))
             await until_waiting(database.dsn, 1)
             await stream.aclose()
