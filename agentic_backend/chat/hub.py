@@ -21,7 +21,7 @@ from agentic_backend.chat.frames import Asker, Resume
 from agentic_backend.chat.handshake import Principal, credential_from, origin_allowed, traceparent_of
 from agentic_backend.chat.outbox import CloseWhen, Closing, Outbox
 from agentic_backend.chat.series import Series, SeriesStream
-from agentic_backend.chat.socket import ChatSocket, SocketMeters
+from agentic_backend.chat.socket import ChatSocket
 from agentic_backend.chat.sse import (
     NATIVE,
     EventStream,
@@ -30,6 +30,7 @@ from agentic_backend.chat.sse import (
     read_body,
     read_last_event_id,
 )
+from agentic_backend.chat.writer import Connection, SocketMeters
 from agentic_backend.errors import MessageTooLong
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import CountOverall
@@ -307,16 +308,11 @@ class SocketHub:
             await websocket.close(admitted)
             return
         identity, credentials = admitted
-        abort: Callable[[], None] = scope["state"]["abort"]
+        state = scope["state"]
+        connection = Connection(state["send_texts"], state["send_texts_now"], websocket.close, state["abort"])
         principal = Principal(identity, credentials, traceparent_of(websocket), self._verifier, scope["headers"])
-        socket = ChatSocket(
-            websocket,
-            dialect(Outbox(abort), principal, turns, self._limits),
-            self._meters,
-            send_texts=scope["state"]["send_texts"],
-            send_now=scope["state"]["send_texts_now"],
-            abort=abort,
-        )
+        spoken = dialect(Outbox(connection.abort), principal, turns, self._limits)
+        socket = ChatSocket(websocket, spoken, connection, self._meters)
         self._make_room(identity.uid)
         self._sockets[socket] = time.monotonic()
         self._empty.clear()

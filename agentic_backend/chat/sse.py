@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentic_backend.chat import frames, relay
 from agentic_backend.chat.follow import Follow
-from agentic_backend.chat.socket import SendClock
+from agentic_backend.chat.writer import SendClock
 from agentic_backend.errors import BadRequest, UnknownType
 from agentic_backend.session.stream import Failed, Turn, TurnEvent
 from backend_kit.http import error_response
