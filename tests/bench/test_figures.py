@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.bench.bench import Verdicts, cores, pinned_to
+from tests.bench.bench import ROOT, Verdicts, cores, pinned_to
 from tests.bench.deployment import busy_s, cpu_s
 from tests.bench.matrix import SWITCHES, Acceptance, Effect, both, hold_accepted, setting
 from tests.bench.measured import Sample, Series
-from ws_bench.record.stacks import Stack, does, library, parse
+from ws_bench.record.stacks import DOES, ROOMS, Stack, does, library, parse
 from ws_bench.record.timing import Timings, repetitions
 
 
@@ -108,6 +108,17 @@ def test_a_sample_repeats_until_the_clock_is_not_in_it() -> None:
     assert repetitions(add_up) > 1
 
 
+def test_what_a_stack_is_known_by_is_there() -> None:
+    """A function that has gone would leave its CPU to another row, and nobody would see it."""
+    parts = [part for _, parts in DOES for part in parts if ".py:" in part]
+    assert parts
+    for part in parts:
+        path, _, function = part.partition(":")
+        found = [module for package in ROOMS for module in (ROOT / package).rglob(path.rpartition("/")[2])]
+        texts = [module.read_text() for module in found if module.as_posix().endswith(f"/{path}")]
+        assert any(f"def {function}" in text for text in texts), part
+
+
 def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
     loop = "main (/x/agentic_backend/__main__.py:36);Runner.run (/usr/lib/asyncio/runners.py:118)"
     site = "/venv/lib/python3.11/site-packages"
@@ -117,7 +128,7 @@ def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
             f"{loop};write (/x/agentic_backend/surfaces/langgraph/stream.py:9) 1",
             f"{loop};astream ({site}/langgraph/pregel/main.py:9) 1",
             f"{loop};sender (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
-            f"{loop};ChatSocket._write (/x/agentic_backend/chat/socket.py:9);send ({site}/uvicorn/ws.py:1) 3",
+            f"{loop};SocketWriter._send_events (/x/agentic_backend/chat/writer.py:9);send ({site}/uvicorn/ws.py:1) 3",
             "_bootstrap (/usr/lib/threading.py:1);Spool._write_all (/x/agentic_backend/spool/spool.py:7) 2",
         ]
     )

@@ -17,10 +17,10 @@ DOES = (
     ("model: HTTP, chunks, messages", ("agentic_backend/llm/", "/aiohttp/")),
     ("answer: deltas to events", ("agent/answering.py:",)),
     ("graph", ("-packages/langgraph/", "agent/catalog.py:")),
-    ("socket: frames out", ("chat/socket.py:_write", "chat/hub.py:")),
+    ("socket: frames out", ("chat/writer.py:", "chat/hub.py:")),
     ("turn: session, history, record", ("agentic_backend/session/", "agentic_backend/persist/")),
     ("door: its own shapes", ("agentic_backend/surfaces/", "backend_kit/mcp/", "/mcp/")),
-    ("event stream out", ("chat/sse.py:_write",)),
+    ("event stream out", ("chat/sse.py:_write", "chat/sse.py:_say_soon", "chat/series.py:_write")),
     ("socket: frames in; HTTP", ("/uvicorn/", "/starlette/", "/fastapi/", "agentic_backend/chat/")),
     ("lag probe, on the loop", ("kpi/loop.py:",)),
 )
@@ -28,7 +28,7 @@ DOES = (
 
 _LOOP = "asyncio/runners.py:run"
 _LOOP_ITSELF = "event loop and its system calls"
-_ROOMS = ("agentic_backend", "knowledge_flow_backend", "backend_kit")
+ROOMS = ("agentic_backend", "knowledge_flow_backend", "backend_kit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def library(stack: Stack) -> str:
     file = stack.frames[-1].rpartition(":")[0]
     if "/site-packages/" in file:
         return file.partition("/site-packages/")[2].split("/")[0].removesuffix(".py")
-    for room in _ROOMS:
+    for room in ROOMS:
         if f"/{room}/" in file:
             return room
     return "standard library"
