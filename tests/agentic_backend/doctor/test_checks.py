@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.doctor.bus import bus_check
+from agentic_backend.doctor.checks import bus_check
 from backend_kit.doctor.findings import Diagnosis, Health
 from tests.agentic_backend.records import settings_for
 from tests.chaos.proxy import FaultProxy
