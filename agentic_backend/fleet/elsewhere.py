@@ -11,10 +11,9 @@ from typing import Protocol
 from sqlalchemy import TextClause
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
-from agentic_backend.fleet.bus import Bus
+from agentic_backend.fleet.bus import Bus, Message
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import Membership
-from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.statements import (
     HAND_OVER,
     HOLDER_OF_EXCHANGE,

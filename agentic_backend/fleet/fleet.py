@@ -1,8 +1,9 @@
-"""The fleet as one piece for the lifespan: built, started, served and left together."""
+"""The fleet as one piece for the lifespan: built, started, served and left together, with its views of the others."""
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,16 +13,17 @@ from agentic_backend.fleet.bus import Bus, PostgresBus
 from agentic_backend.fleet.elsewhere import FleetTurns, OwnTurns
 from agentic_backend.fleet.leases import FleetLeases
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
-from agentic_backend.fleet.statements import INSTANCES
+from agentic_backend.fleet.statements import ALIVE, INSTANCES
 from agentic_backend.fleet.takeover import Takeover
-from agentic_backend.fleet.views import FleetViews
 from agentic_backend.metrics import AgenticMetrics
-from agentic_backend.peers.mirror import Peers
+from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere
 from agentic_backend.peers.siblings import Siblings
 from agentic_backend.persist.persistence import Persistence
+from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.shares import SharedLimits
 from agentic_backend.settings import AgenticSettings, FleetSettings
 from backend_kit.aio import TaskRegistry
+from backend_kit.db.pool import AnyRow
 
 if TYPE_CHECKING:
     from agentic_backend.fleet.redis_bus import RedisBus
@@ -209,3 +211,40 @@ def own_url(settings: AgenticSettings, address: str) -> str:
         everywhere = False
     host = address if everywhere else listens
     return f"http://[{host}]:{settings.app.port}" if ":" in host else f"http://{host}:{settings.app.port}"
+
+
+class FleetViews:
+    """The measurements of other instances, asked of them by whoever is asked here. Implements `OtherInstances`."""
+
+    def __init__(self, queries: Queries, membership: Membership, peers: Peers) -> None:
+        self._queries = queries
+        self._membership = membership
+        self._peers = peers
+
+    @property
+    def me(self) -> str:
+        """See `OtherInstances`."""
+        return self._membership.identity.id
+
+    async def alive(self) -> list[dict[str, Any]]:
+        """See `OtherInstances`."""
+        return [
+            {"id": row.id, "url": row.url, "draining": row.draining, "here": row.id == self.me}
+            for row in await self._rows()
+        ]
+
+    async def view(self, instance: str, name: str, query: Mapping[str, str]) -> bytes | None:
+        """See `OtherInstances`."""
+        row = next((row for row in await self._rows() if row.id == instance), None)
+        if row is None or row.url is None:
+            return None
+        try:
+            return await self._peers.view(row.url, row.token, name, dict(query))
+        except TurnNotThere:
+            return None
+        except PeerLost as lost:
+            raise HistoryUnavailable(f"the instance does not answer: {lost}", retry_after_s=1.0) from None
+
+    async def _rows(self) -> list[AnyRow]:
+        dead_s = self._membership.rules.dead_s
+        return list(await self._queries.fetch("alive_instances", ALIVE, {"dead_s": dead_s}))

@@ -14,7 +14,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from agentic_backend.fleet.messages import Message
+from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
 from agentic_backend.spool.silence import hang_up_after
 from backend_kit.aio.retry import Backoff, QuietLog

@@ -16,9 +16,8 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from agentic_backend.fleet.bus import Bus
+from agentic_backend.fleet.bus import Bus, Message
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.fleet.messages import Message
 from agentic_backend.settings import RedisSettings
 from backend_kit.aio.retry import Backoff, QuietLog
 

@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import TextClause
 
 from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.leases import FleetLeases, SessionLease
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence
-from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.takeover import Takeover
 from agentic_backend.persist.persistence import Persistence
 from agentic_backend.persist.queries import Queries

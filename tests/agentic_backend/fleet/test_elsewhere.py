@@ -9,11 +9,10 @@ import pytest
 from fastapi import FastAPI
 
 from agentic_backend.errors import HistoryUnavailable, StorageFull
-from agentic_backend.fleet.bus import Bus, PostgresBus
+from agentic_backend.fleet.bus import Bus, Message, PostgresBus
 from agentic_backend.fleet.elsewhere import FleetTurns
 from agentic_backend.fleet.leases import SessionLease
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.fleet.messages import Message
 from agentic_backend.peers.mirror import Peers
 from agentic_backend.peers.relay import TurnRelay, relay_routes
 from agentic_backend.session.models import Session

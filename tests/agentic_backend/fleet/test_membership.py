@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence, instance_id
-from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.statements import CHANNEL, NOTIFY
 from backend_kit.aio import TaskRegistry
 from tests.agentic_backend.fleet.conftest import Found

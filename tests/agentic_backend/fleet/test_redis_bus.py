@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from agentic_backend.errors import HistoryUnavailable
+from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.fleet.messages import Message
 from agentic_backend.fleet.redis_bus import RedisBus
 from agentic_backend.settings import RedisSettings
 from backend_kit.aio import TaskRegistry

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from agentic_backend.errors import RateLimited, TooManyTurns
-from agentic_backend.fleet.messages import Message
+from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.statements import CHANNEL, NOTIFY
 from agentic_backend.persist.shares import SWEEP_SHARES, SharedLimits, SharedRate
 from agentic_backend.session.admission import Admission, Overall, TurnLimits
