@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentic_backend.session.stream import Ask, Failed, Final, TextDelta, Turn, TurnEvent
-from agentic_backend.surfaces.stream import turn_stream
+from agentic_backend.surfaces.follow import turn_stream
 from backend_kit.http import request_id
 from tests.support.following import ask_frame
 from tests.support.patience import PATIENCE_S

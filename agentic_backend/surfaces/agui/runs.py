@@ -17,8 +17,8 @@ from agentic_backend.surfaces.agui.places import Position, Start, only_run, star
 from agentic_backend.surfaces.agui.reading import RunInput, read_input
 from agentic_backend.surfaces.agui.stream import RunStream
 from agentic_backend.surfaces.agui.writing import RunNames
+from agentic_backend.surfaces.follow import refusal_of_stream
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
 from backend_kit.wire import ServiceError

@@ -12,7 +12,7 @@ from agentic_backend.chat.sse import StreamWriter
 from agentic_backend.session.models import graph_state_of
 from agentic_backend.session.stream import Failed, Payload, Turn
 from agentic_backend.session.stream import Final as Ended
-from agentic_backend.surfaces.follow import Following
+from agentic_backend.surfaces.follow import Following, refusal_of_stream
 from agentic_backend.surfaces.langgraph.asking import base_of, prepare, view_alone
 from agentic_backend.surfaces.langgraph.bodies import BODY, json_response
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of
@@ -21,7 +21,6 @@ from agentic_backend.surfaces.langgraph.reading import read_modes
 from agentic_backend.surfaces.langgraph.runs import delete_run, note_of, run_of, running, runs_of, view_of
 from agentic_backend.surfaces.langgraph.stream import Place, RunEvents, RunValues, RunView
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
 

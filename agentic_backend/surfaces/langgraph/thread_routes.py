@@ -10,6 +10,7 @@ from agentic_backend.chat.frames import CleanText
 from agentic_backend.errors import NotAwaiting
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import Failed
+from agentic_backend.surfaces.follow import refusal_of_stream
 from agentic_backend.surfaces.langgraph.asking import Begun, prepare, waiting_in
 from agentic_backend.surfaces.langgraph.bodies import BODY, RequestBody, checked_body, json_response, read_body
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread
@@ -21,7 +22,6 @@ from agentic_backend.surfaces.langgraph.thread_events import CHANNELS, EventsWan
 from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter, read_join_modes
 from agentic_backend.surfaces.langgraph.thread_turns import ThreadTurns, before_in
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import refusal_of_stream
 from backend_kit.auth import Identity
 from backend_kit.wire import ServiceError, dumps, message_for
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentic_backend.session.stream import Payload
+from agentic_backend.surfaces.follow import turn_stream
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task, session_id_of
 from agentic_backend.surfaces.openai.asking import Wish, prepare, told_task
@@ -18,7 +19,6 @@ from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.request import ChatRequest, read_chat_request
 from agentic_backend.surfaces.openai.telling import End, Failure, Telling, told_at_once
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import turn_stream
 from backend_kit.auth import Identity
 
 _EVENTS: Final = "text/event-stream"

@@ -16,7 +16,7 @@ from agentic_backend.chat.follow import Follow
 from agentic_backend.events import ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
-from agentic_backend.surfaces.follow import Following, whole_events
+from agentic_backend.surfaces.follow import Following, refusal_of_stream, turn_stream, whole_events
 from agentic_backend.surfaces.openai import reading
 from agentic_backend.surfaces.openai.answering import WholeAnswer, failed
 from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
@@ -45,7 +45,6 @@ from agentic_backend.surfaces.openai.response_request import ResponseRequest, re
 from agentic_backend.surfaces.openai.response_stream import ResponseStream
 from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
 from agentic_backend.surfaces.services import DoorServices
-from agentic_backend.surfaces.stream import refusal_of_stream, turn_stream
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.wire import dumps
 
