@@ -643,7 +643,7 @@ UNREACHED: Final[dict[str, str]] = {
     "backend_kit/kpi/cores.py::run_delay_s": _KERNEL,
     "backend_kit/kpi/cores.py::throttled_s": _KERNEL,
     "backend_kit/kpi/statements.py::normalized": "statements stand in our code, their values are parameters",
-    f"{_OPENAI}/citations.py::page_of": _OPERATOR,
+    f"{_OPENAI}/telling.py::page_of": _OPERATOR,
     f"{_OPENAI}/reading.py::missing": _OURS,
     f"{_OPENAI}/response_object.py::seconds_of": _OURS,
     f"{_OPENAI}/reading.py::path": _OURS,

@@ -20,9 +20,11 @@ from agentic_backend.surfaces.openai.telling import Failure, failure_of
 
 
 class Encoder(Protocol):
-    """Turns the events of one turn into those of a protocol. `over`: its end came before that of the turn."""
+    """Turns the events of one turn into those of a protocol."""
 
-    over: bool
+    @property
+    def over(self) -> bool:
+        """Whether its end came before that of the turn."""
 
     def opening(self) -> bytes:
         """What comes before the first event."""
@@ -32,7 +34,7 @@ class Encoder(Protocol):
 
 
 class EncodedStream:
-    """Writes a turn as a stream of events. Implements `agentic_backend.chat.sse.Writer`."""
+    """Writes a turn as a stream of events. Implements `agentic_backend.chat.sse.StreamWriter`."""
 
     heartbeat = HEARTBEAT
     owed = None
@@ -45,23 +47,23 @@ class EncodedStream:
 
     @property
     def over(self) -> bool:
-        """See `Writer`."""
+        """See `StreamWriter`."""
         return self._encoder.over
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """See `Writer`."""
+        """See `StreamWriter`."""
         return [(name.lower().encode(), value.encode()) for name, value in self._given.items()]
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:  # noqa: ARG002 - of the protocol
-        """See `Writer`."""
+        """See `StreamWriter`."""
         if self._opened:
             return self._encoder.encode(event.payload)
         self._opened = True
         return self._encoder.opening() + self._encoder.encode(event.payload)
 
     def refuse(self, request: Request, failure: Failed) -> Response:  # noqa: ARG002 - of the protocol
-        """See `Writer`."""
+        """See `StreamWriter`."""
         return failed(failure_of(failure), self._given)
 
 

@@ -15,8 +15,7 @@ from agentic_backend.surfaces.openai.asking import OpenQuestion
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse, Refused
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES
 from agentic_backend.surfaces.openai.people import in_words
-from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import NOTE, Requested, can_be_noted
+from agentic_backend.surfaces.openai.response_object import NOTE, Requested, ResponseId, can_be_noted
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import loads

@@ -22,11 +22,19 @@ from agentic_backend.session.stream import (
     Whole,
 )
 from agentic_backend.session.stream import Final as Answered
-from agentic_backend.surfaces.openai.citations import Citation, citations_of
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_object import ResponseEnd, ResponseObject, Status, seconds_of
-from agentic_backend.surfaces.openai.steps import Calls, calls_of
-from agentic_backend.surfaces.openai.telling import BROKEN_OFF, Terminal, failure_of, finish_reason_of, spent_in
+from agentic_backend.surfaces.openai.telling import (
+    BROKEN_OFF,
+    Calls,
+    Citation,
+    Terminal,
+    calls_of,
+    citations_of,
+    failure_of,
+    finish_reason_of,
+    spent_in,
+)
 from backend_kit.wire import dumps
 
 OF_A_RERUN: Final = 1_000_000_000

@@ -16,8 +16,14 @@ from agentic_backend.session.stream import Accepted, Ask, Awaiting, Payload, Tur
 from agentic_backend.surfaces.follow import whole_events
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
-from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import NOTE, Requested, ResponseObject, Status, seconds_of
+from agentic_backend.surfaces.openai.response_object import (
+    NOTE,
+    Requested,
+    ResponseId,
+    ResponseObject,
+    Status,
+    seconds_of,
+)
 from agentic_backend.surfaces.openai.telling import Terminal
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity

@@ -18,7 +18,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
 from agentic_backend.surfaces.follow import Following, refusal_of_stream, turn_stream, whole_events
 from agentic_backend.surfaces.openai import reading
-from agentic_backend.surfaces.openai.answering import WholeAnswer, failed
+from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer, failed
 from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
 from agentic_backend.surfaces.openai.asking import (
     EXCHANGE_HEADER,
@@ -32,18 +32,15 @@ from agentic_backend.surfaces.openai.asking import (
     open_session,
     told_task,
 )
-from agentic_backend.surfaces.openai.citations import page_of
 from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
 from agentic_backend.surfaces.openai.errors import CannotNow, Refused
 from agentic_backend.surfaces.openai.items import read_input
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_events import ResponseEvents
-from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import Requested, ResponseObject
+from agentic_backend.surfaces.openai.response_object import Requested, ResponseId, ResponseObject
 from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
-from agentic_backend.surfaces.openai.response_stream import ResponseStream
-from agentic_backend.surfaces.openai.telling import End, Failure, failure_of
+from agentic_backend.surfaces.openai.telling import End, Failure, failure_of, page_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.wire import dumps
@@ -176,9 +173,34 @@ async def _answer(
 ) -> Response:
     events = ResponseEvents(ResponseObject(begun.name, begun.asked), page)
     if wanted.stream:
-        stream = ResponseStream(events, begun.headers)
+        stream = EncodedStream(_Frames(events), begun.headers)
         return await turn_stream(services, request, begun.ask.user_id, partial(begun.submit, services), stream)
     return WholeAnswer(partial(begun.submit, services), begun.headers, partial(_whole, events))
+
+
+class _Frames:
+    """Encodes a response as its numbered events. Implements `Encoder`."""
+
+    def __init__(self, events: ResponseEvents, after: int = -1) -> None:
+        """Its client has all events up to the number `after`."""
+        self._events = events
+        self._after = after
+
+    @property
+    def over(self) -> bool:
+        """See `Encoder`."""
+        return self._events.over
+
+    def opening(self) -> bytes:
+        """See `Encoder`."""
+        return b""
+
+    def encode(self, payload: Payload) -> bytes:
+        """See `Encoder`."""
+        told = self._events.take(payload)
+        if len(told) == 1:
+            return told[0].frame(self._after)  # mostly: a token
+        return b"".join([one.frame(self._after) for one in told])
 
 
 def _whole(events: ResponseEvents, payloads: Sequence[Payload]) -> bytes | Failure:
@@ -229,7 +251,7 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     if refusal is not None:
         return failed(failure_of(refusal), {})
     place, events = (part.place, part.events(page)) if after is None else part.behind(after, page)
-    stream = ResponseStream(events, {}, -1 if after is None else after)
+    stream = EncodedStream(_Frames(events, -1 if after is None else after), {})
     return services.hub.event_stream(request, identity.uid, lambda: Follow(part.turn, place), stream)
 
 

@@ -2,19 +2,22 @@
 of OpenAI. No encoding here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from agentic_backend.events import ChatMessage
+from agentic_backend.agent.sources import marks
+from agentic_backend.events import ChatMessage, Part, arguments_of
 from agentic_backend.session.stream import Awaiting, Cancelled, Failed, Payload, TextDelta, ThoughtDelta, Whole
 from agentic_backend.session.stream import Final as Answered
-from agentic_backend.surfaces.openai.citations import Citation, citations_of
 from agentic_backend.surfaces.openai.errors import CANCELLED, status_of, their_code
 from agentic_backend.surfaces.openai.people import in_words
-from agentic_backend.surfaces.openai.steps import Calls, calls_of, step_in_words
-from backend_kit.wire import CODES, Code, message_for
+from backend_kit.wire import CODES, Code, dumps, message_for
 
+Citation = dict[str, Any]
+"""`start_index`, `end_index` (of the mark in the answer's text, in characters), `title`, `url`."""
+Calls = tuple[dict[str, Any], ...]
+"""Calls of the client's tools as chat completions have them: `id`, `type`, `function` with `name` and `arguments`."""
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 _REASONS: Final[dict[str, FinishReason]] = {
     "length": "length",
@@ -23,6 +26,8 @@ _REASONS: Final[dict[str, FinishReason]] = {
 }
 _STOPPED: Final = "The answer was stopped."
 _GAP: Final = "\n\n"
+_SHOWN_CHARS: Final = 500
+"""Of the arguments of a tool call, and of its result."""
 Terminal = Answered | Awaiting | Cancelled | Failed
 
 
@@ -170,3 +175,80 @@ def told_at_once(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
             end = telling.end(payload)
     assert end is not None, "a turn that has ended has its end"
     return "".join(reasoning), end
+
+
+def citations_of(parts: Sequence[Part], text: str, page: str, offset: int = 0) -> list[Citation]:
+    """One for each source that an answer cites, in their order.
+
+    `page` is the origin at which people open the page, `offset` how many characters were sent before the text. A source
+    whose mark is not found in the text stands at its end.
+    """
+    links = [part for part in parts if part.get("type") == "link" and part.get("kind") == "citation"]
+    if not links:
+        return []
+    places = marks(text, max(_number(link) for link in links))
+    end = len(text)
+    found = []
+    for link in links:
+        start, stop = places.get(_number(link), (end, end))
+        href = str(link.get("href", ""))
+        url = page + href if href.startswith("/") else href
+        title = str(link.get("title") or url)
+        found.append({"start_index": start + offset, "end_index": stop + offset, "title": title, "url": url})
+    return found
+
+
+def page_of(public_url: str | None, scheme: str, headers: Mapping[str, str]) -> str:
+    """The origin for the addresses of passages: as configured, else the one that the request was sent to."""
+    return (public_url or f"{scheme}://{headers.get('host', 'localhost')}").rstrip("/")
+
+
+def _number(link: Part) -> int:
+    number = str(link.get("source_id", ""))
+    return int(number) if number.isdecimal() and len(number) <= 3 else 0
+
+
+def step_in_words(message: ChatMessage) -> str:
+    """A tool call, its result, or another message beside the answer, for clients that show reasoning and know no other
+    place for it; "" for what says nothing here.
+
+    A question is the client's own, and kept reasoning was streamed as it came.
+    """
+    if message.role == "user":
+        return ""
+    if message.channel == "thought" and (message.metadata.get("extras") or {}).get("reasoning"):
+        return ""
+    return "\n".join(filter(None, map(_part, message.parts)))
+
+
+def _part(part: Part) -> str:
+    kind = part.get("type")
+    if kind == "text":
+        return str(part.get("text", ""))
+    if kind == "tool_call":
+        return f"→ {part.get('name')}({_cut(dumps(part.get('args')).decode())})"
+    if kind == "tool_result":
+        mark = "←" if part.get("ok", True) else "← failed:"
+        return f"{mark} {_cut(_content(part.get('content')))}"
+    return ""
+
+
+def _content(content: Any) -> str:
+    return content if isinstance(content, str) else dumps(content).decode()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def calls_of(parts: Sequence[Part]) -> Calls:
+    """The calls of the client's tools with which an answer ends."""
+    calls = [part for part in parts if part.get("type") == "tool_call"]
+    return tuple(
+        {
+            "id": call["call_id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": arguments_of(call)},
+        }
+        for call in calls
+    )

@@ -20,10 +20,9 @@ from agentic_backend.session.stream import (
     ThoughtDelta,
 )
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
-from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import Requested, ResponseObject
+from agentic_backend.surfaces.openai.response_object import Requested, ResponseId, ResponseObject
 from backend_kit.wire import Code, dumps
-from tests.agentic_backend.surfaces.openai.test_chunks import (
+from tests.agentic_backend.surfaces.openai.test_chat import (
     ASKED,
     LINK,
     PAGE,

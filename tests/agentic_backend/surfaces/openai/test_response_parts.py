@@ -19,10 +19,9 @@ from agentic_backend.session.stream import (
 )
 from agentic_backend.surfaces.openai.errors import CannotNow
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN
-from agentic_backend.surfaces.openai.response_ids import ResponseId
-from agentic_backend.surfaces.openai.response_object import Requested
+from agentic_backend.surfaces.openai.response_object import Requested, ResponseId
 from agentic_backend.surfaces.openai.response_parts import part_of
-from tests.agentic_backend.surfaces.openai.test_chunks import PAGE, SESSION
+from tests.agentic_backend.surfaces.openai.test_chat import PAGE, SESSION
 
 SESSION_ID, EXCHANGE_ID = str(UUID(int=1)), str(UUID(int=2))
 FIRST, SECOND, THIRD = (ResponseId(SESSION_ID, EXCHANGE_ID, rank) for rank in (None, 2, 4))

@@ -1,6 +1,6 @@
 import pytest
 
-from agentic_backend.surfaces.openai.response_ids import ResponseId
+from agentic_backend.surfaces.openai.response_object import ResponseId
 
 SESSION, EXCHANGE = "744847b8-7b2a-4925-8902-d2d3ad07d7e9", "8956446a-326e-44c8-8844-5749e2de3b61"
 HEX = ResponseId(SESSION, EXCHANGE)

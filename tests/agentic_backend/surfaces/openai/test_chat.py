@@ -19,7 +19,7 @@ from agentic_backend.session.stream import (
     ThoughtDelta,
     Whole,
 )
-from agentic_backend.surfaces.openai.chunks import DONE, Chunks, Completion
+from agentic_backend.surfaces.openai.chat import DONE, Chunks, Completion
 from agentic_backend.surfaces.openai.telling import Telling, told_at_once
 from backend_kit.wire import Code
 
