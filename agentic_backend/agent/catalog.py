@@ -27,7 +27,7 @@ from agentic_backend.agent.people import question_for
 from agentic_backend.agent.run import AgentAnswer, AgentRun
 from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
-from agentic_backend.llm.callbacks import callbacks_configured
+from agentic_backend.llm.langchain import callbacks_configured
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import AgentSettings, ChatOptions, FieldSpec, Restart
 from backend_kit.kpi import current_ledger, phase

@@ -22,8 +22,7 @@ from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.decoding import AnswerDecoder
 from agentic_backend.llm.endpoint import Endpoint
 from agentic_backend.llm.failures import AttemptFailed
-from agentic_backend.llm.first_token import first_token_within
-from agentic_backend.llm.guard import Guard
+from agentic_backend.llm.guard import Guard, first_token_within
 from agentic_backend.llm.observer import LlmObserver
 from agentic_backend.llm.thinking import take_block
 from agentic_backend.tracing.traceparent import trace_headers

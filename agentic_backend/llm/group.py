@@ -17,9 +17,9 @@ from pydantic import ConfigDict, PrivateAttr
 
 from agentic_backend import settings
 from agentic_backend.errors import LlmRateLimited, LlmTimeout, LlmUnavailable, TurnFailed
-from agentic_backend.llm.async_only import AsyncOnlyChatModel
 from agentic_backend.llm.chunks import Ending
-from agentic_backend.llm.first_token import first_token_by
+from agentic_backend.llm.guard import first_token_by
+from agentic_backend.llm.langchain import AsyncOnlyChatModel
 from agentic_backend.llm.models import StreamingChatModel
 from agentic_backend.llm.observer import METERED
 from agentic_backend.llm.providers import GuardedChatModel, Models

@@ -1,8 +1,13 @@
-"""What all calls of one endpoint share, whoever speaks to it: bounds, circuit, retries, and how they are counted."""
+"""What all calls of one endpoint share, whoever speaks to it: bounds, circuit, retries, and how they are counted.
+
+Where other endpoints have been asked before this one, or will be after it: by when its first token must have come.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from typing import TypeVar
 
@@ -16,6 +21,8 @@ from backend_kit.aio.retry import try_within
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_BY: ContextVar[float | None] = ContextVar("turnwise_first_token_by", default=None)
+_LEAST_S = 0.001
 
 
 class Guard:
@@ -89,3 +96,22 @@ class Guard:
 
 def _circuit_open(wait_s: float) -> LlmUnavailable:
     return LlmUnavailable("circuit open", retry_after_s=wait_s)
+
+
+@contextmanager
+def first_token_by(moment: float) -> Iterator[None]:
+    """Calls that begin in here must have their first token by that moment, on the loop's clock, if not before."""
+    _BY.set(moment)
+    try:
+        yield
+    finally:
+        # Not by a token: a generator may be closed in another context than the one that it began in.
+        _BY.set(None)
+
+
+def first_token_within(own_s: float) -> float:
+    """Seconds that a call which begins now may take to its first token; `own_s` is its own deadline."""
+    moment = _BY.get()
+    if moment is None:
+        return own_s
+    return min(own_s, max(moment - asyncio.get_running_loop().time(), _LEAST_S))

@@ -14,10 +14,10 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from agentic_backend.llm import chunks as wire
-from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.client import CompletionsClient
 from agentic_backend.llm.coalescing import Coalescer
 from agentic_backend.llm.endpoint import Endpoint
+from agentic_backend.llm.langchain import callbacks_configured
 from agentic_backend.llm.observer import METERED, LlmObserver, Unobserved
 from agentic_backend.llm.prompt import Prompt
 from backend_kit.client.connections import Connections, open_session

@@ -15,7 +15,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from agentic_backend.llm.async_only import AsyncOnlyChatModel
+from agentic_backend.llm.langchain import AsyncOnlyChatModel
 from backend_kit.wire import dumps
 
 

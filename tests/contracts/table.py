@@ -128,14 +128,14 @@ CONTRACTS = (
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_handlers_come_from_the_run_and_from_the_model_and_nowhere_else",
-        {"agentic_backend.llm.callbacks": ("var_child_runnable_config", "ensure_config")},
+        {"agentic_backend.llm.langchain": ("var_child_runnable_config", "ensure_config")},
     ),
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_a_chat_model_is_made_by_these_methods",
         {
             "agentic_backend.agent.hosted.model": ("_astream", "_llm_type"),
-            "agentic_backend.llm.async_only": ("_agenerate", "_astream", "_generate"),
+            "agentic_backend.llm.langchain": ("_agenerate", "_astream", "_generate"),
             "agentic_backend.llm.group": ("_astream", "_llm_type"),
             "agentic_backend.llm.providers.guarded": ("_astream", "_llm_type"),
             "agentic_backend.testing.model": ("_astream", "_llm_type"),
@@ -144,12 +144,12 @@ CONTRACTS = (
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_chunks_are_put_together_to_one_answer",
-        {"agentic_backend.llm.async_only": ("agenerate_from_stream",)},
+        {"agentic_backend.llm.langchain": ("agenerate_from_stream",)},
     ),
     Contract(
         "langchain-core",
         "test_langchain_core.py::test_handlers_also_come_from_contexts_and_variables",
-        {"agentic_backend.llm.callbacks": ("_configure_hooks",)},
+        {"agentic_backend.llm.langchain": ("_configure_hooks",)},
     ),
     Contract(
         "langchain-openai",

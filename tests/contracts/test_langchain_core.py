@@ -17,11 +17,11 @@ from langchain_core.runnables.config import ensure_config, set_config_context
 from langchain_core.tracers import context as tracing
 from langchain_core.tracers.context import collect_runs
 
-from agentic_backend.llm.callbacks import callbacks_configured
+from agentic_backend.llm.langchain import callbacks_configured
 
 
 def test_handlers_come_from_the_run_and_from_the_model_and_nowhere_else() -> None:
-    """agentic_backend/llm/callbacks.py says whether anybody listens, as `configure` does."""
+    """agentic_backend/llm/langchain.py says whether anybody listens, as `configure` does."""
     assert not callbacks_configured()
     assert AsyncCallbackManager.configure(None, None, False).handlers == []
     handler = AsyncCallbackHandler()
@@ -40,7 +40,7 @@ def listened() -> tuple[bool, bool]:
 
 
 def test_handlers_also_come_from_contexts_and_variables() -> None:
-    """agentic_backend/llm/callbacks.py asks where `configure` looks: `_configure_hooks`, and langsmith's context."""
+    """agentic_backend/llm/langchain.py asks where `configure` looks: `_configure_hooks`, and langsmith's context."""
     hooks = [(variable.name, name) for variable, _, kind, name in tracing._configure_hooks if kind or name]
     assert hooks == [], "a hook that a variable of the environment turns on"
     assert listened() == (False, False)
@@ -69,14 +69,14 @@ def said_by(program: str, variable: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.servers
 @pytest.mark.parametrize("variable", ["LANGCHAIN_TRACING_V2", "LANGSMITH_TRACING", "LANGCHAIN_TRACING"])
 def test_variables_of_the_environment_count(variable: str) -> None:
-    """agentic_backend/llm/callbacks.py asks langsmith, which reads them, as `configure` does."""
+    """agentic_backend/llm/langchain.py asks langsmith, which reads them, as `configure` does."""
     program = "from tests.contracts.test_langchain_core import listened; print(listened())"
     assert said_by(program, variable).stdout == "(True, True)\n"
 
 
 @pytest.mark.servers
 def test_a_context_of_langsmith_counts() -> None:
-    """agentic_backend/llm/callbacks.py asks langsmith, as `configure` does."""
+    """agentic_backend/llm/langchain.py asks langsmith, as `configure` does."""
     program = """
 from langsmith.run_helpers import tracing_context
 from tests.contracts.test_langchain_core import listened
@@ -88,15 +88,15 @@ with tracing_context(enabled=True):
 
 @pytest.mark.servers
 def test_a_variable_of_the_first_tracer_makes_no_listener() -> None:
-    """agentic_backend/llm/callbacks.py does not look for it: langchain has no such tracer any more, and refuses it."""
+    """agentic_backend/llm/langchain.py does not look for it: langchain has no such tracer any more, and refuses it."""
     program = "from tests.contracts.test_langchain_core import listened; listened()"
     assert "no longer supported" in said_by(program, "LANGCHAIN_HANDLER").stderr
-    program = "from agentic_backend.llm.callbacks import callbacks_configured; print(callbacks_configured())"
+    program = "from agentic_backend.llm.langchain import callbacks_configured; print(callbacks_configured())"
     assert said_by(program, "LANGCHAIN_HANDLER").stdout == "False\n"
 
 
 def test_a_chat_model_is_made_by_these_methods() -> None:
-    """agentic_backend/llm/async_only.py overrides them, with these parameters, for agentic_backend/testing/model.py,
+    """agentic_backend/llm/langchain.py overrides them, with these parameters, for agentic_backend/testing/model.py,
     agentic_backend/llm/providers/guarded.py, agentic_backend/llm/group.py and agentic_backend/agent/hosted/model.py,
     which override `_astream`; the second and the last also call that of the model inside."""
     assert BaseChatModel.__abstractmethods__ == {"_generate", "_llm_type"}
@@ -105,7 +105,7 @@ def test_a_chat_model_is_made_by_these_methods() -> None:
 
 
 async def test_chunks_are_put_together_to_one_answer() -> None:
-    """agentic_backend/llm/async_only.py makes the whole answer of the stream by `agenerate_from_stream`."""
+    """agentic_backend/llm/langchain.py makes the whole answer of the stream by `agenerate_from_stream`."""
 
     async def pieces() -> AsyncIterator[ChatGenerationChunk]:
         for piece in ("a", "b"):

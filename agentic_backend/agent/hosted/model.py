@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import Field
 
 from agentic_backend.agent.hosted.current import current_model, current_turn
-from agentic_backend.llm.async_only import AsyncOnlyChatModel
+from agentic_backend.llm.langchain import AsyncOnlyChatModel
 from agentic_backend.llm.observer import METERED, CallStatus, TokenUse
 from backend_kit.kpi import phase
 

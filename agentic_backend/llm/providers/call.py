@@ -11,8 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import failures
 from agentic_backend.llm.failures import AttemptFailed
-from agentic_backend.llm.first_token import first_token_within
-from agentic_backend.llm.guard import Guard
+from agentic_backend.llm.guard import Guard, first_token_within
 from agentic_backend.llm.observer import TokenUse
 from agentic_backend.llm.providers.faults import as_ours
 from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_in, storable, use_in

@@ -11,10 +11,9 @@ from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import ConfigDict
 
-from agentic_backend.llm.async_only import AsyncOnlyChatModel
-from agentic_backend.llm.callbacks import callbacks_configured
 from agentic_backend.llm.chunks import Ending
 from agentic_backend.llm.guard import Guard
+from agentic_backend.llm.langchain import AsyncOnlyChatModel, callbacks_configured
 from agentic_backend.llm.providers.call import GuardedCall
 
 _TOOLS = ("tools", "tool_choice")
