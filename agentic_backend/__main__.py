@@ -123,8 +123,7 @@ def _handlers_are_usable(settings: AgenticSettings) -> bool:
     if not settings.tracing.callbacks:
         return True  # and nothing heavy is imported
     with heavy_imports():
-        from agentic_backend.agent.callback_handlers import HandlerUnusable, load_handlers
-        from agentic_backend.agent.hosted.check import prepare_imports
+        from agentic_backend.agent.hosted.check import HandlerUnusable, load_handlers, prepare_imports
     try:
         prepare_imports(settings.ai)
         load_handlers(settings.tracing.callbacks)

@@ -16,10 +16,9 @@ from uuid import uuid4
 from starlette.routing import BaseRoute
 
 from agentic_backend.agent import AgentKit, Catalog, Hosting, TaskWriter, TitleWriter
-from agentic_backend.agent.callback_handlers import load_handlers
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.hosted import GraphState
-from agentic_backend.agent.hosted.check import prepare_imports
+from agentic_backend.agent.hosted.check import load_handlers, prepare_imports
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.agent.kit import NamedModel
 from agentic_backend.agent.policy import AgentPolicy, PolicyRoles

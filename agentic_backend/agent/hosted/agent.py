@@ -31,7 +31,6 @@ from agentic_backend.agent.hosted.beginning import (
 )
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
 from agentic_backend.agent.hosted.exits import contain_exits
-from agentic_backend.agent.hosted.failures import model_failure
 from agentic_backend.agent.hosted.graph_json import SnapshotNames, as_json
 from agentic_backend.agent.hosted.loading import AnyGraph, GraphUnusable, LoadedGraph
 from agentic_backend.agent.hosted.messages import messages_in
@@ -374,7 +373,7 @@ class HostedAgent:
             raise TurnFailed("recursion limit") from failure
         except Exception as failure:
             # Whatever a node raises: what came of a model is the model's failure, anything else the agent's.
-            if (error := model_failure(failure, watch.failures)) is not None:
+            if (error := watch.model_failure(failure)) is not None:
                 raise error from failure
             raise
         finally:

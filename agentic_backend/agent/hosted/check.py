@@ -1,13 +1,15 @@
-"""Tries the agents whose code is not the service's, before the service starts anything else."""
+"""Tries the code of others that the configuration names, before anything else starts: agents, callback handlers."""
 
 import asyncio
 import logging
 import os
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 
 from agentic_backend.agent.hosted.loading import GraphFailed, GraphUnusable, LoadedGraph, import_agent, load_graph
@@ -82,3 +84,26 @@ def _check_module(agent: AgentSettings, path: str) -> None:
             check(agent)
         except ValueError as failure:
             raise GraphUnusable(str(failure)) from failure
+
+
+class HandlerUnusable(ValueError):
+    """A callback handler of the configuration cannot be made. The text names it."""
+
+
+def load_handlers(paths: Sequence[str]) -> list[BaseCallbackHandler]:
+    """A callback handler of LangChain's of each class, `package.module:Class`, made without arguments. Every run of
+    every agent has it. Raises `HandlerUnusable`."""
+    return [_made(path) for path in paths]
+
+
+def _made(path: str) -> BaseCallbackHandler:
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise HandlerUnusable(f"tracing.callbacks: {path} must be package.module:Class")
+    try:
+        handler = getattr(import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError, OSError) as failure:
+        raise HandlerUnusable(f"tracing.callbacks: {path} cannot be made: {type(failure).__name__}") from failure
+    if not isinstance(handler, BaseCallbackHandler):
+        raise HandlerUnusable(f"tracing.callbacks: {path} makes no BaseCallbackHandler")
+    return handler

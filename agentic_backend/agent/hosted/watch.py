@@ -1,13 +1,13 @@
-"""Watches one run of a graph by LangChain's callbacks: its nodes, the calls of its models, and what they say."""
+"""Watches one run of a graph by LangChain's callbacks: its nodes, its models' calls, what they say, why they fail."""
 
 import asyncio
 import re
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -16,10 +16,11 @@ from langgraph.constants import TAG_HIDDEN, TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel._messages import StreamMessagesHandler
 
-from agentic_backend.agent.hosted.failures import FailedCall
 from agentic_backend.agent.hosted.messages import messages_in
 from agentic_backend.agent.hosted.speech import Speech, SpokenAt
+from agentic_backend.errors import LlmTimeout, TurnFailed
 from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
+from agentic_backend.llm.providers.faults import failure_of
 from agentic_backend.llm.providers.reading import reason_in, said_in, use_in
 from backend_kit.kpi import phase
 
@@ -52,6 +53,13 @@ class _Call:
         self.begun = False
         self.began = perf_counter()
         self.timer = phase("llm_invoke")
+
+
+class _FailedCall(NamedTuple):
+    """A call of a model that failed; `begun` says whether its answer had begun."""
+
+    error: BaseException
+    begun: bool
 
 
 class _RunOver(BaseException):  # an Exception would be an answer to a tool, and tried again by a model's retries
@@ -103,7 +111,7 @@ class Watch(StreamMessagesHandler):
         self.over = False
         self.model = ""
         self.finish_reason = ""
-        self.failures: list[FailedCall] = []
+        self._failed: list[_FailedCall] = []
 
     def begin(self) -> None:
         """The run begins."""
@@ -124,6 +132,19 @@ class Watch(StreamMessagesHandler):
         if self._graph is not None:
             self._graph.__exit__(None, None, None)
             self._graph = None
+
+    def model_failure(self, failure: BaseException) -> TurnFailed | None:
+        """The error of a run that ended with `failure`, if that came of one of its failed model calls; else None.
+
+        Of the exceptions' texts nothing is kept: they may repeat the prompt.
+        """
+        found = ((one, call.begun) for one in _chain(failure) for call in self._failed if call.error is one)
+        cause, begun = next(found, (None, False))
+        if cause is None or isinstance(cause, TurnFailed):
+            return cause
+        if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
+            return LlmTimeout(type(cause).__name__)
+        return failure_of(cause, begun=begun).take() if isinstance(cause, Exception) else None
 
     # Signatures below are LangChain's; what it passes beyond them is in `_more`.
 
@@ -236,7 +257,7 @@ class Watch(StreamMessagesHandler):
         if call is None:
             return
         call.timer.__exit__(type(error), None, None)
-        self.failures.append(FailedCall(error, call.begun))
+        self._failed.append(_FailedCall(error, call.begun))
         self._account(call, _status(error), None)
         self.speech.ended(call.message_id or str(run_id))
 
@@ -290,3 +311,18 @@ def _message_of(response: LLMResult) -> AIMessage | None:
             if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
                 return generation.message
     return None
+
+
+def _chain(failure: BaseException) -> Iterator[BaseException]:
+    """A failure, what it was raised from, and the parts of a group."""
+    seen: set[int] = set()
+    waiting: list[BaseException] = [failure]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions

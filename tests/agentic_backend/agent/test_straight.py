@@ -17,8 +17,8 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command, RetryPolicy
 
 from agentic_backend.agent import Agent, AgentAnswer, AgentKit, AgentRun, plain, rag, tools
-from agentic_backend.agent.callback_handlers import HandlerUnusable, load_handlers
 from agentic_backend.agent.catalog import STRAIGHT
+from agentic_backend.agent.hosted.check import HandlerUnusable, load_handlers
 from agentic_backend.agent.run import AgentState
 from agentic_backend.agent.straight import NotStraight, StraightGraph
 from agentic_backend.testing import FakeModel

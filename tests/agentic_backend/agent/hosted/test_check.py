@@ -1,4 +1,4 @@
-"""Agents whose code is not the service's are tried before anything else starts."""
+"""Agents and callback handlers whose code is not the service's are tried before anything else starts."""
 
 import json
 import socket
@@ -115,3 +115,18 @@ def test_variables_of_a_langgraph_json_are_there_when_its_graphs_are_imported(st
     done = start("", agents=[], langgraph_json="langgraph.json")
     assert done.code == 2
     assert done.printed == f"agent flow: {tmp_path}/app/flow.py:8: SystemError: ('of the shell', 'y')\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])  # several are tried by `--check`
+def test_a_callback_handler_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path: Path, workers: int) -> None:
+    data = yaml.safe_load((ROOT / "config/agentic/configuration.yaml").read_text())
+    data["tracing"] = {"callbacks": ["no_such_module:Handler"]}
+    data["persistence"] = data.get("persistence", {}) | {"replicas": "many"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it ends in any case
+        data["app"] |= {"port": taken.getsockname()[1], "workers": workers}
+        (tmp_path / "configuration.yaml").write_text(yaml.safe_dump(data))
+        env = {"CONFIG_FILE": "configuration.yaml", "ENV_FILE": ""}
+        with ForkedModule("agentic_backend", env=env, cwd=tmp_path) as process:
+            assert process.wait() == 2
+    (line,) = process.output.strip().splitlines()
+    assert line.endswith("tracing.callbacks: no_such_module:Handler cannot be made: ModuleNotFoundError")
