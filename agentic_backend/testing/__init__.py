@@ -3,8 +3,7 @@ in memory (docs/agents.md)."""
 
 from agentic_backend.testing.bench import AgentBench, Outcome
 from agentic_backend.testing.model import Asked, FakeModel, ScriptedAnswer, says, wants
-from agentic_backend.testing.state import MemoryState
-from agentic_backend.testing.storage import USER, MemoryStorage, TurnProcess, session_of
+from agentic_backend.testing.storage import USER, MemoryState, MemoryStorage, TurnProcess, session_of
 from agentic_backend.testing.tools import FakeToolbox, ToolFailed
 
 __all__ = [

@@ -17,7 +17,7 @@ from agentic_backend.events import AgentEvent, Delta, Step
 from agentic_backend.knowledge import KnowledgeClient
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import ANY_MODEL, DEFAULT_MODEL, AgentSettings, AgentTuning, FieldSpec, McpServerRef
-from agentic_backend.testing.state import MemoryState
+from agentic_backend.testing.storage import MemoryState
 from agentic_backend.testing.tools import FakeToolbox
 from backend_kit.kpi import Kpi, Ledger
 

@@ -1,13 +1,20 @@
-"""Sessions and their history in memory, and what one process runs over them: whole turns without a database."""
+"""Sessions, their history and the state of hosted graphs in memory, and what one process runs over them: whole turns
+without a database."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
 from prometheus_client import CollectorRegistry
 
 from agentic_backend.agent import AgentKit, Catalog, TurnAgents
 from agentic_backend.agent.hosted import Hosting
+from agentic_backend.agent.hosted.state_writes import CheckpointPart, StatePart
 from agentic_backend.agent.interrupts import Checkpoints
 from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import ChatMessage, text_part, utc_now
@@ -253,3 +260,30 @@ class TurnProcess:
         return (self.registry if kept else self.unkept).submit(
             Ask(agent_id=agent_id or self._agent_id, message=message, exchange_id=exchange_id, **given)
         )
+
+
+class MemoryState:
+    """The `GraphState` of a test, and what it remembers of users: LangGraph's own saver and store in memory, which are
+    there to be looked at."""
+
+    def __init__(self) -> None:
+        self.kept = InMemorySaver()
+        self.remembered = InMemoryStore()
+
+    @asynccontextmanager
+    async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+        """See `GraphState`."""
+        yield self.kept
+
+    async def write(self, parts: Sequence[StatePart]) -> None:
+        """See `GraphState`."""
+        for part in parts:
+            if isinstance(part, CheckpointPart):
+                await self.kept.aput(part.config, part.checkpoint, part.metadata, part.new_versions)
+            else:
+                await self.kept.aput_writes(part.config, part.writes, part.task_id, part.task_path)
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[BaseStore]:
+        """See `GraphState`."""
+        yield self.remembered
