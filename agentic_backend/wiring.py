@@ -176,9 +176,8 @@ def make_tracer(settings: AgenticSettings, metrics: AgenticMetrics, stack: Async
     if tracing.url is None:
         return None
     from agentic_backend.tracing.exporter import ExportRules, TraceExporter
-    from agentic_backend.tracing.sampling import Sampling
     from agentic_backend.tracing.spans import SpanEncoder
-    from agentic_backend.tracing.tracer import Tracer
+    from agentic_backend.tracing.tracer import Sampling, Tracer
 
     logger.info("traces go to %s by %s", urlsplit(tracing.url).netloc, tracing.protocol)
     timeout_s = tracing.timeout_ms / 1e3

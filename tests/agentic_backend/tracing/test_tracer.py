@@ -5,8 +5,8 @@ import random
 import pytest
 
 from agentic_backend.settings import Sampler
-from agentic_backend.tracing.sampling import Sampling
 from agentic_backend.tracing.traceparent import TraceParent
+from agentic_backend.tracing.tracer import Sampling
 
 SAMPLED, UNSAMPLED = (TraceParent("1" * 32, "2" * 16, flags) for flags in (1, 0))
 LOW, HIGH = "f" * 16 + "0" * 15 + "1", "0" * 16 + "f" * 16
