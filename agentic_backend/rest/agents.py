@@ -1,13 +1,18 @@
-"""REST of agents: listing them and, if the configuration allows it, creating, changing and deleting them."""
+"""REST of agents: listing them, how long their turns take, and, if the configuration allows it, creating, changing and
+deleting them.
+"""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, HTTPException, Response
+from fastapi import Path as PathParam
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 from agentic_backend.agent import Catalog
+from agentic_backend.agent.catalog import MADE_LABEL
 from agentic_backend.agent.created import CreatedAgents
 from agentic_backend.agent.policy import AgentPolicy
 from agentic_backend.chat.frames import storable_json
@@ -22,13 +27,15 @@ from agentic_backend.settings import (
     FieldSpec,
     McpServerRef,
 )
+from agentic_backend.verdict import Windows
 from backend_kit.auth import Identity
 from backend_kit.wire import CODES, dumps, storable
 
+LEAST_TURNS: Final = 5
+"""Of fewer nobody is told how long they took: they might be those of one other person."""
 _STATIC: Final = "Agents come from the configuration file alone (ai.use_static_config_only)."
 _CONFIGURED: Final = "This agent comes from the configuration file."
-
-
+_AgentId = Annotated[str, PathParam(max_length=128), AfterValidator(storable)]
 _Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80), AfterValidator(storable)]
 _Key = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(storable)]
 _Starter = Annotated[str, StringConstraints(max_length=MAX_STARTER_CHARS, pattern=r"\S"), AfterValidator(storable)]
@@ -229,3 +236,34 @@ async def _answer(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response
             detail["field"] = refused.field
         return Response(dumps({"detail": detail}), CODES[refused.code].status, media_type="application/json")
     return Response(dumps(catalog.wire(agent)), media_type="application/json")
+
+
+class AgentPace(BaseModel):
+    """Turns that the answering instance has measured in the last day, and their median; null where there are too
+    few, and for agents that were made over REST, which are measured together."""
+
+    turns: int | None = None
+    median_ms: float | None = None
+
+
+def add_pace(
+    router: APIRouter, services: Callable[[], AgentServices], windows: Callable[[], Windows], caller: Any
+) -> None:
+    """Add the route. `services()` and `windows()` are called at each request."""
+
+    @router.get("/agents/{agent_id}/pace")
+    async def agent_pace(agent_id: _AgentId, identity: caller) -> AgentPace:
+        """How long turns of an agent took in the last day, by the median: for whoever may ask it."""
+        return await _pace(services(), windows(), identity, agent_id)
+
+
+async def _pace(state: AgentServices, windows: Windows, identity: Identity, agent_id: str) -> AgentPace:
+    if agent_id not in state.catalog.names() or not identity.may_ask(agent_id):
+        raise AgentNotFound
+    label = state.catalog.label(agent_id)
+    if label == MADE_LABEL:
+        return AgentPace()
+    turns, median_ms = await asyncio.to_thread(windows.day.pace, label)
+    if turns < LEAST_TURNS or median_ms is None:
+        return AgentPace()
+    return AgentPace(turns=turns, median_ms=round(median_ms, 3))

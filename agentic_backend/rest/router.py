@@ -18,7 +18,7 @@ from agentic_backend.chat.sse import EventStream
 from agentic_backend.errors import AgentNotFound, Conflict, MessageNotFound, SessionLimitReached, SessionNotFound
 from agentic_backend.knowledge import LibraryClient
 from agentic_backend.rest.agent_access import add_agent_access
-from agentic_backend.rest.agents import AgentServices, add_agents
+from agentic_backend.rest.agents import AgentServices, add_agents, add_pace
 from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
 from agentic_backend.rest.attachments import AttachmentServices, add_attachments
 from agentic_backend.rest.chat_metrics import add_chat_metrics
@@ -32,7 +32,6 @@ from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
 from agentic_backend.rest.own_data import add_own_data, delete_with_turns
-from agentic_backend.rest.pace import add_pace
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_sessions
 from agentic_backend.rest.shares import ShareServices, add_shares

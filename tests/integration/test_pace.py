@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.rest.pace import LEAST_TURNS
+from agentic_backend.rest.agents import LEAST_TURNS
 from tests.integration.test_agent_access import AGENTS, SECURITY, closed_for, request
 from tests.support.service import BASE, RunningService, StartService, hear_until, say
 
