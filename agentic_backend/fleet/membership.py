@@ -16,7 +16,7 @@ import psycopg
 
 from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.statements import BEAT, CHANNEL, LEAVE, SWEEP
-from agentic_backend.spool.silence import hang_up_after
+from agentic_backend.spool.connection import hang_up_after
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.db.libpq import connect_args
 from backend_kit.settings import Postgres

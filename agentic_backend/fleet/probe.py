@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from agentic_backend.fleet.membership import FleetRules
-from agentic_backend.spool.claim import connect
+from agentic_backend.spool.connection import connect
 from agentic_backend.spool.pooler import PoolerUnusable, require_session
 from backend_kit.settings import Postgres
 

@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from agentic_backend.agent.interrupts import strict_serializer
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.database import LOCK_KEY, WHILE_WE_ARE_SILENT
-from agentic_backend.spool.silence import hang_up_after
+from agentic_backend.spool.connection import hang_up_after
 from backend_kit.db.libpq import connect_args, server_args
 from backend_kit.settings import Postgres
 

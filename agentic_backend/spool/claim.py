@@ -1,19 +1,16 @@
 """The claim of a process on its database: an advisory lock of Postgres, held by a connection that does nothing else."""
 
-import os
-import socket
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 from agentic_backend.settings import AgenticSettings
-from agentic_backend.spool.pooler import refusal_at_connect, require_session
+from agentic_backend.spool.connection import Connection, connect
+from agentic_backend.spool.pooler import require_session
 from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
-from backend_kit.db.libpq import connect_args, server_args
 from backend_kit.settings import Postgres
 
 EXIT_TAKEN = 3
@@ -25,8 +22,6 @@ WAIT_S = 10.0
 _AGAIN_S = 0.2
 _EMPTIED_S = 60.0
 """More than one attempt of `Persistence.write_out` takes."""
-
-Connection = psycopg.Connection[tuple[object, ...]]
 
 _TRY = {
     False: "SELECT pg_try_advisory_lock(%s)",
@@ -114,22 +109,6 @@ def _lock(directory: Path, wait_s: float) -> SpoolLock:
             if time.monotonic() >= give_up_at:
                 raise
         time.sleep(_AGAIN_S)
-
-
-def connect(settings: Postgres, role: str) -> Connection:
-    """A connection outside of all pools, which says that it is that of `role`. Blocks for up to
-    `postgres.connect_timeout`. Raises `PoolerUnusable` where a pooler refuses it, or psycopg.OperationalError."""
-    try:
-        return psycopg.connect(**_arguments(settings, role), autocommit=True)
-    except psycopg.OperationalError as error:
-        if (unusable := refusal_at_connect(settings, error)) is not None:
-            raise unusable from None
-        raise
-
-
-def _arguments(settings: Postgres, role: str) -> dict[str, Any]:
-    arguments = connect_args(f"turnwise-agentic-{role} {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
-    return {**arguments, **server_args(settings)}
 
 
 def _taken_text(settings: Postgres, holder: tuple[object, ...] | None) -> str:

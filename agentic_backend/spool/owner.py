@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import psycopg
 
-from agentic_backend.spool.claim import EXIT_TAKEN, WAIT_S, Connection, DatabaseTaken, attempt
+from agentic_backend.spool.claim import EXIT_TAKEN, WAIT_S, DatabaseTaken, attempt
+from agentic_backend.spool.connection import Connection, hang_up_after
 from agentic_backend.spool.pooler import EXIT_POOLED, PoolerUnusable
-from agentic_backend.spool.silence import hang_up_after
 from backend_kit.aio.retry import Backoff, QuietLog
 from backend_kit.settings import Postgres
 

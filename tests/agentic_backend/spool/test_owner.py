@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentic_backend.persist.database import LOCK_KEY as MIGRATION_KEY
-from agentic_backend.spool.claim import EXIT_TAKEN, LOCK_KEY, Connection, DatabaseTaken, attempt, claim_at_start
+from agentic_backend.spool.claim import EXIT_TAKEN, LOCK_KEY, DatabaseTaken, attempt, claim_at_start
+from agentic_backend.spool.connection import Connection
 from agentic_backend.spool.owner import Owner
 from backend_kit.aio import TaskRegistry
 from backend_kit.settings import Postgres

@@ -8,7 +8,8 @@ from contextlib import ExitStack, closing
 import psycopg
 import pytest
 
-from agentic_backend.spool.claim import Connection, DatabaseTaken, attempt, claim_at_start
+from agentic_backend.spool.claim import DatabaseTaken, attempt, claim_at_start
+from agentic_backend.spool.connection import Connection
 from agentic_backend.spool.pooler import EXIT_POOLED, PoolerUnusable, require_session
 from backend_kit.settings import Postgres
 from tests.agentic_backend.records import rows, until

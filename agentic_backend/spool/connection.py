@@ -1,4 +1,4 @@
-"""Ends a connection to Postgres of which nothing is heard any more."""
+"""Connections to Postgres outside of all pools: how one is opened, and how one that says nothing is ended."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,31 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
+
+import psycopg
+
+from agentic_backend.spool.pooler import refusal_at_connect
+from backend_kit.db.libpq import connect_args, server_args
+from backend_kit.settings import Postgres
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+def connect(settings: Postgres, role: str) -> Connection:
+    """A connection outside of all pools, which says that it is that of `role`. Blocks for up to
+    `postgres.connect_timeout`. Raises `PoolerUnusable` where a pooler refuses it, or psycopg.OperationalError."""
+    try:
+        return psycopg.connect(**_arguments(settings, role), autocommit=True)
+    except psycopg.OperationalError as error:
+        if (unusable := refusal_at_connect(settings, error)) is not None:
+            raise unusable from None
+        raise
+
+
+def _arguments(settings: Postgres, role: str) -> dict[str, Any]:
+    arguments = connect_args(f"turnwise-agentic-{role} {os.getpid()}@{socket.gethostname()}", settings.connect_timeout)
+    return {**arguments, **server_args(settings)}
 
 
 class _Connected(Protocol):
