@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, get_args
 
 from agentic_backend.fleet.statements import CHANNEL, NOTIFY
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from backend_kit.wire import dumps, loads
 
 Kind = Literal["cancel", "forget", "changed", "full"]

@@ -25,7 +25,7 @@ from agentic_backend.fleet.statements import (
 )
 from agentic_backend.fleet.takeover import LocalTurns, Takeover
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere, mirror
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.models import AskRecord, Session
 from agentic_backend.session.store import NewestElsewhere, TurnStore
 from agentic_backend.session.stream import Ask, Turn, TurnEvent

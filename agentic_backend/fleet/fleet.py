@@ -18,8 +18,8 @@ from agentic_backend.fleet.takeover import Takeover
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.peers.mirror import PeerLost, Peers, TurnNotThere
 from agentic_backend.peers.siblings import Siblings
+from agentic_backend.persist.database import Queries
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.shares import SharedLimits
 from agentic_backend.settings import AgenticSettings, FleetSettings
 from backend_kit.aio import TaskRegistry

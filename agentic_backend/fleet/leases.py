@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from agentic_backend.errors import HistoryUnavailable, SessionNotFound, SessionRecovering
 from agentic_backend.fleet.membership import Membership
 from agentic_backend.fleet.statements import ACQUIRE_LEASE, RECORD_ASKS, WITHDRAW_ASK
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.models import AskRecord
 from agentic_backend.session.store import HeldElsewhere, Lease, LeaseLost
 from agentic_backend.spool.cache import HistoryCache

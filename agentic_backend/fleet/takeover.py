@@ -14,7 +14,7 @@ from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.fleet.leases import FleetLeases, remember
 from agentic_backend.fleet.membership import Membership
 from agentic_backend.fleet.statements import RECOVER, RETAKE, RETAKE_ALL, TAKE_OVER
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.models import MAX_RESTARTS, AskRecord, TurnRecord
 from agentic_backend.session.past_exchanges import StoredExchange
 from agentic_backend.session.stream import Turn

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from agentic_backend.agent.created import KeptAgent
 from agentic_backend.agent.versions import MAX_VERSIONS, AgentVersion
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from backend_kit.auth import AuditEvent
 from backend_kit.db.audit import adding, events_parameter
 from backend_kit.db.pool import AnyRow

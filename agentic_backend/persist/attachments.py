@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.attachments import Attachment, Image, Leftover, Verdict
 from agentic_backend.spool.pending import Pending
 from backend_kit.auth import AuditEvent

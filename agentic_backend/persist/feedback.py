@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.events import ChatMessage
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.store import Feedback, FeedbackVerdict, FeedbackWanted, ReadFeedback
 from agentic_backend.spool.pending import Pending
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.store import (
     FIELDS,
     GROUPS,

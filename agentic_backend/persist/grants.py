@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.agent.policy import AgentGrant, Relation
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from backend_kit.auth import AuditEvent
 from backend_kit.db.audit import events_parameter
 from backend_kit.wire import dumps

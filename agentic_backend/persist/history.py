@@ -6,7 +6,7 @@ from typing import Final
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.events import ChatMessage
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.branches import Fork, forks_in, line_forks, marked, superseded_by
 from agentic_backend.session.models import HistoryPage, HistoryWindow, TurnRecord
 from agentic_backend.spool.pending import RANK_LIMIT, Key, Op, Pending, superseded_ranks

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.links import LinkWanted, ShareLink
 from agentic_backend.spool.pending import Pending
 from backend_kit.auth import AuditEvent

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import text
 
 from agentic_backend.events import ChatMessage
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 from agentic_backend.session.models import Found, ListedFile, Session, SessionsWanted, TurnRecord
 from agentic_backend.spool.pending import Change, Op, Pending, overlaid
 from agentic_backend.spool.statements import SESSION_COLUMNS

@@ -12,13 +12,12 @@ from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.persist.agents import PostgresAgents
 from agentic_backend.persist.attachments import PostgresAttachments
 from agentic_backend.persist.checkpoints import PostgresCheckpoints, PostgresGraphState
-from agentic_backend.persist.database import history_database
+from agentic_backend.persist.database import Queries, history_database
 from agentic_backend.persist.feedback import PostgresFeedback
 from agentic_backend.persist.figures import PostgresFigures
 from agentic_backend.persist.grants import PostgresGrants
 from agentic_backend.persist.graph_pool import GraphPool
 from agentic_backend.persist.links import PostgresLinks
-from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.persist.threads import PostgresThreads
 from agentic_backend.session.models import MAX_RESTARTS, AskRecord, TurnRecord

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import text
 
 from agentic_backend.errors import HistoryUnavailable
-from agentic_backend.persist.queries import Queries
+from agentic_backend.persist.database import Queries
 
 _OF_OTHERS: Final = """
 FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key

@@ -11,9 +11,9 @@ from agentic_backend.errors import HistoryUnavailable, StorageFull
 from agentic_backend.events import asked_images, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
+from agentic_backend.persist.database import Queries
 from agentic_backend.persist.history import HistoryReader
 from agentic_backend.persist.listing import SessionList, session_of
-from agentic_backend.persist.queries import Queries
 from agentic_backend.session.branches import Standing, forks_in, line_forks, marked, standing_of, superseded_by
 from agentic_backend.session.models import HistoryPage, HistoryWindow, Session, SessionsWanted, checkpoint_of, cut_texts
 from agentic_backend.session.store import ALL_SESSIONS

@@ -8,8 +8,8 @@ from sqlalchemy import TextClause, text
 
 from agentic_backend.errors import HistoryUnavailable, SessionBusy, SessionNotFound, TooLarge
 from agentic_backend.events import utc_now
+from agentic_backend.persist.database import Queries
 from agentic_backend.persist.listing import session_of
-from agentic_backend.persist.queries import Queries
 from agentic_backend.persist.store import PostgresSessionStore
 from agentic_backend.session.models import Session
 from agentic_backend.session.threads import (

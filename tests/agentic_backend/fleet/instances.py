@@ -12,8 +12,8 @@ from agentic_backend.fleet.bus import Message
 from agentic_backend.fleet.leases import FleetLeases, SessionLease
 from agentic_backend.fleet.membership import FleetRules, Membership, Presence
 from agentic_backend.fleet.takeover import Takeover
+from agentic_backend.persist.database import Queries
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.persist.queries import Queries
 from agentic_backend.session.models import AskRecord, Rerun, Session, TurnRecord
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.settings import AgenticSettings

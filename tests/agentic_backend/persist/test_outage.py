@@ -85,7 +85,7 @@ async def test_an_outage_in_mid_stream_loses_nothing(
     assert {name.removeprefix("agentic_backend.") for name, _ in said} <= {
         "spool.batcher",
         "spool.owner",
-        "persist.queries",
+        "persist.database",
     }
 
 
