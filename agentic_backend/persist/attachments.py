@@ -6,7 +6,8 @@ from typing import Final
 from sqlalchemy import text
 
 from agentic_backend.persist.database import Queries
-from agentic_backend.session.attachments import Attachment, Image, Leftover, Verdict
+from agentic_backend.session.attachments import Attachment, Leftover, Verdict
+from agentic_backend.session.images import Image
 from agentic_backend.spool.pending import Pending
 from backend_kit.auth import AuditEvent
 from backend_kit.db.audit import events_parameter, with_events

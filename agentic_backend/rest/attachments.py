@@ -32,7 +32,8 @@ from agentic_backend.errors import (
 from agentic_backend.events import utc_now
 from agentic_backend.knowledge import MAX_IMAGE_BYTES, Caller, Ingested, Redrawn
 from agentic_backend.rest.upload import FORM_BYTES, Received, receive
-from agentic_backend.session.attachments import Attachment, AttachmentStore, Image, Leftovers, Verdict
+from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftovers, Verdict
+from agentic_backend.session.images import Image
 from agentic_backend.session.models import Session
 from agentic_backend.session.store import SessionStore, load_owned
 from backend_kit.aio import Crowded, FairGate, GateRules

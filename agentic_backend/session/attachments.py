@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
+from agentic_backend.session.images import Image, ImageStore
 from backend_kit.auth import AuditEvent, Credentials, KeyScope
 from backend_kit.kpi import Kpi
 
@@ -46,21 +46,6 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """An image of a session as a model and a browser get it: without metadata, at most 2,048 pixels a side.
-
-    `width` and `height` in pixels; `mime` is `image/png`, `image/jpeg` or `image/webp`.
-    """
-
-    attachment_id: str
-    name: str
-    mime: str
-    width: int
-    height: int
-    content: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Leftover:
     """A document in knowledge flow whose attachment was deleted here; `with_session`: with its whole session."""
 
@@ -68,14 +53,6 @@ class Leftover:
     user_id: str
     session_id: str
     with_session: bool
-
-
-class ImageStore(Protocol):
-    """The images among the attachments of users' own sessions."""
-
-    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
-        """Those of the ids that are images of that session of the user (None: of any), by id; the others are left out.
-        May raise `HistoryUnavailable`."""
 
 
 class AttachmentStore(ImageStore, Protocol):

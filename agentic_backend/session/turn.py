@@ -28,12 +28,11 @@ from agentic_backend.events import AgentEvent, ChatMessage, Delta, text_part, ut
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.attachments import ImageStore
 from agentic_backend.session.branches import BEFORE_ALL, Branching, is_question
 from agentic_backend.session.exchange import Exchange
+from agentic_backend.session.images import ImageStore, ShownImages, names_images, shown_images
 from agentic_backend.session.models import AskRecord, DoorRerun, Durability, GraphRerun, Rerun, Session, TurnRecord
 from agentic_backend.session.past_exchanges import AWAITING, KnownSession, SessionMemory, StoredExchange
-from agentic_backend.session.seeing import ShownImages, names_images, shown_images
 from agentic_backend.session.store import (
     Elsewhere,
     HeldElsewhere,

@@ -8,7 +8,7 @@ from agentic_backend.events import utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission
-from agentic_backend.session.attachments import Image
+from agentic_backend.session.images import Image
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord
 from agentic_backend.session.registry import RegistryRules, TurnRegistry
 from agentic_backend.session.turn import TurnRules, TurnRunner

@@ -21,8 +21,8 @@ from agentic_backend.events import ChatMessage, text_part, utc_now
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.metrics import AgenticMetrics
 from agentic_backend.session.admission import Admission, TurnLimits
-from agentic_backend.session.attachments import Image
 from agentic_backend.session.branches import Standing, line_of, standing_of
+from agentic_backend.session.images import Image
 from agentic_backend.session.models import AskRecord, Durability, Session, TurnRecord, checkpoint_of
 from agentic_backend.session.past_exchanges import SessionMemory
 from agentic_backend.session.registry import TurnRegistry

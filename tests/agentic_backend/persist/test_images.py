@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from agentic_backend.persist.persistence import Persistence
-from agentic_backend.session.attachments import Attachment, Image
+from agentic_backend.session.attachments import Attachment
+from agentic_backend.session.images import Image
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from tests.agentic_backend.records import USER, new_session, rows
 from tests.support.postgres import Database

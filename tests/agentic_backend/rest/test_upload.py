@@ -8,7 +8,8 @@ import pytest
 from agentic_backend.errors import KfUnavailable, SessionNotFound, Unauthenticated
 from agentic_backend.knowledge import Caller, Ingested, Redrawn
 from agentic_backend.rest.attachments import ATTACHED_FILES, AttachmentServices, _keep
-from agentic_backend.session.attachments import Attachment, Image, Verdict
+from agentic_backend.session.attachments import Attachment, Verdict
+from agentic_backend.session.images import Image
 from backend_kit.aio import FairGate
 from backend_kit.wire import ServiceError
 

@@ -8,7 +8,8 @@ import pytest
 
 from agentic_backend.errors import HistoryUnavailable, KfUnavailable, Unauthenticated
 from agentic_backend.knowledge import Caller
-from agentic_backend.session.attachments import Attachment, AttachmentStore, Image, Leftover, Leftovers, Verdict
+from agentic_backend.session.attachments import Attachment, AttachmentStore, Leftover, Leftovers, Verdict
+from agentic_backend.session.images import Image
 from backend_kit.auth import AuditEvent, Credentials
 from backend_kit.kpi import Kpi
 from backend_kit.wire import ServiceError

@@ -6,7 +6,7 @@ import pytest
 
 from agentic_backend.agent import AgentKit
 from agentic_backend.agent.kit import NamedModel
-from agentic_backend.session.attachments import Image
+from agentic_backend.session.images import Image
 from agentic_backend.session.models import AskRecord
 from agentic_backend.session.stream import Failed, Final, Turn
 from agentic_backend.settings import AgentSettings

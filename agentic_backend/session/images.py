@@ -1,17 +1,41 @@
-"""The images that a turn shows to its model: those of its question, and as many of the newest earlier ones as fit."""
+"""Images attached to sessions, and those that a turn shows to its model: of its question, and as many of the newest
+earlier ones as fit."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agentic_backend.errors import AttachmentNotFound, AttachmentTooLarge
 from agentic_backend.events import Part, image_part
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.attachments import Image, ImageStore
 from agentic_backend.session.stream import MOST_IMAGES, Ask
 
 MOST_BYTES = 10 * 1024 * 1024
 """Of all images that a model is shown at once: as large as one may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a session as a model and a browser get it: without metadata, at most 2,048 pixels a side.
+
+    `width` and `height` in pixels; `mime` is `image/png`, `image/jpeg` or `image/webp`.
+    """
+
+    attachment_id: str
+    name: str
+    mime: str
+    width: int
+    height: int
+    content: bytes = field(repr=False)
+
+
+class ImageStore(Protocol):
+    """The images among the attachments of users' own sessions."""
+
+    async def images(self, user_id: str, session_id: str | None, attachment_ids: Sequence[str]) -> dict[str, Image]:
+        """Those of the ids that are images of that session of the user (None: of any), by id; the others are left out.
+        May raise `HistoryUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
