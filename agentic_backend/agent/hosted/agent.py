@@ -15,7 +15,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.errors import GraphRecursionError, InvalidUpdateError
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import StateSnapshot
 
 from agentic_backend.agent.answering import UNKNOWN, with_ignored
 from agentic_backend.agent.graph_input import MESSAGES, GraphInput, StateChange
@@ -31,13 +30,13 @@ from agentic_backend.agent.hosted.beginning import (
 )
 from agentic_backend.agent.hosted.current import CURRENT, HostedTurn
 from agentic_backend.agent.hosted.exits import contain_exits
-from agentic_backend.agent.hosted.graph_json import SnapshotNames, as_json
+from agentic_backend.agent.hosted.graph_json import EXCHANGE, SnapshotNames, as_json
 from agentic_backend.agent.hosted.loading import AnyGraph, GraphUnusable, LoadedGraph
 from agentic_backend.agent.hosted.messages import messages_in
-from agentic_backend.agent.hosted.reading import earlier_states, snapshot_of
 from agentic_backend.agent.hosted.speech import Speech
 from agentic_backend.agent.hosted.state import PHASES as STATE_PHASES
 from agentic_backend.agent.hosted.state import GraphState, StateRef, StateSaver, UserStore
+from agentic_backend.agent.hosted.state_reads import SessionStates
 from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
 from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
@@ -49,14 +48,11 @@ from agentic_backend.llm.observer import LlmObserver, Unobserved
 from agentic_backend.llm.prompt import HistoryItem, content_of
 from agentic_backend.settings import AgentSettings, Restart
 from backend_kit.kpi import current_ledger
-from backend_kit.wire import dumps
 
 PHASES: Final = (GRAPH, *STATE_PHASES)
 """Phases of every hosted graph, beyond those of its nodes."""
 LABELLED_NODES: Final = 32
 """Nodes of a graph whose phases are labels of their own in the metrics; the others count as `other`."""
-EXCHANGE: Final = "exchange_id"
-"""Under which the metadata of a checkpoint names the exchange that wrote it."""
 _INTERRUPT: Final = "__interrupt__"
 _NOTHING: Final = GraphInput()
 
@@ -240,10 +236,8 @@ class HostedAgent:
         ref = self.state_ref(session_id, checkpoint)
         if ref is None or self._saver is None:
             return None
-        async with self._opened(session_id, user_id) as graph:
-            found = await snapshot_of(graph, ref, subgraphs=subgraphs)
-        names = SnapshotNames(session_id, self.id, self._line(session_id))
-        return None if found.metadata is None else names.snapshot(found, EXCHANGE)
+        async with self._states_of(session_id, user_id) as states:
+            return await states.find(ref, subgraphs=subgraphs)
 
     async def states(
         self,
@@ -264,36 +258,17 @@ class HostedAgent:
         ref, last = self.state_ref(session_id, checkpoint), self.state_ref(session_id, before)
         if ref is None or self._saver is None or (before and last is None):
             return []
-        names = SnapshotNames(session_id, self.id, self._line(session_id))
-        found: list[dict[str, Any]] = []
-        left = most_bytes
-
-        def take(one: StateSnapshot) -> None:
-            nonlocal left
-            told = names.snapshot(one, EXCHANGE)
-            known = told["metadata"] or {}
-            wanted = all(known.get(key) == value for key, value in (metadata or {}).items())
-            if wanted and (exchanges is None or known.get("run_id") in exchanges):
-                found.append(told)
-                left -= len(dumps(told))
-
-        async with self._opened(session_id, user_id) as graph:
-            if last is None:
-                take(await snapshot_of(graph, ref))
-            async for one in earlier_states(graph, last or ref):
-                if len(found) >= limit or left < 0:
-                    break
-                take(one)
-                await asyncio.sleep(0)  # each has all messages before it
-        return found[:limit]
+        async with self._states_of(session_id, user_id) as states:
+            return await states.list(ref, last, limit, metadata or {}, exchanges, most_bytes)
 
     @asynccontextmanager
-    async def _opened(self, session_id: str, user_id: str) -> AsyncIterator[AnyGraph]:
-        """The graph, to read its states."""
+    async def _states_of(self, session_id: str, user_id: str) -> AsyncIterator[SessionStates]:
+        """The graph's states of a session, to be read."""
         config: RunnableConfig = {"configurable": self._configured(session_id, user_id, self.settings.model)}
         try:
             async with self._loaded.for_run(config) as graph:
-                yield self._reading(graph)
+                names = SnapshotNames(session_id, self.id, self._line(session_id))
+                yield SessionStates(self._reading(graph), names)
         except NotKept as failure:
             raise HistoryUnavailable("the state could not be read") from failure
         except GraphUnusable as failure:

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 from backend_kit.wire import dumps
 
+EXCHANGE: Final = "exchange_id"
+"""Under which the metadata of a checkpoint names the exchange that wrote it."""
 _DEEPEST: Final = 100
 """Of values within values: what is deeper is named by its type alone. A value may hold itself."""
 
@@ -74,25 +76,24 @@ class SnapshotNames:
             named["checkpoint_id"] = f"{checkpoint_id}.{str(where['thread_id']).removeprefix(self._line)}"
         return named
 
-    def metadata(self, metadata: Mapping[str, Any] | None, exchange: str) -> dict[str, Any] | None:
-        """What is told of a checkpoint: never the configuration of its run, which is the operator's. `exchange` is the
-        key under which its exchange stands."""
+    def metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """What is told of a checkpoint: never the configuration of its run, which is the operator's."""
         if metadata is None:
             return None
         told = {key: plain(metadata[key]) for key in ("source", "step", "parents") if key in metadata}
-        if (run_id := metadata.get(exchange)) is not None:
+        if (run_id := metadata.get(EXCHANGE)) is not None:
             told["run_id"] = run_id
         return {"graph_id": self._agent_id, "thread_id": self._session_id, **told}
 
-    def snapshot(self, state: StateSnapshot, exchange: str) -> dict[str, Any]:
+    def snapshot(self, state: StateSnapshot) -> dict[str, Any]:
         """A state in the shape of LangGraph's API."""
         checkpoint, parent = self.checkpoint(state.config), self.checkpoint(state.parent_config)
         known = state.metadata is not None
         return {
             "values": plain(state.values),
             "next": list(state.next),
-            "tasks": [self._task(task, exchange) for task in state.tasks],
-            "metadata": self.metadata(state.metadata, exchange),
+            "tasks": [self._task(task) for task in state.tasks],
+            "metadata": self.metadata(state.metadata),
             "created_at": state.created_at,
             "checkpoint": checkpoint if known else None,
             "parent_checkpoint": parent,
@@ -101,7 +102,7 @@ class SnapshotNames:
             "parent_checkpoint_id": parent.get("checkpoint_id") if parent else None,
         }
 
-    def _task(self, task: Any, exchange: str) -> dict[str, Any]:
+    def _task(self, task: Any) -> dict[str, Any]:
         state = task.state
         within = isinstance(state, StateSnapshot)
         return {
@@ -111,7 +112,7 @@ class SnapshotNames:
             "error": None if task.error is None else _failure(task.error),
             "interrupts": [_interrupt(one) for one in task.interrupts],
             "checkpoint": None if within else self.checkpoint(state),
-            "state": self.snapshot(state, exchange) if within else None,
+            "state": self.snapshot(state) if within else None,
             "result": plain(task.result),
         }
 
