@@ -15,7 +15,7 @@ from backend_kit.wire import Code
 
 
 class RunStream:
-    """Says what happens in one run, from a position of the client's on. Implements `Writer`."""
+    """Says what happens in one run, from a position of the client's on. Implements `StreamWriter`."""
 
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT
@@ -56,7 +56,7 @@ class RunStream:
         return place
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:  # noqa: ARG002 - of the port
-        """See `Writer`. Each event has the position behind it as its id."""
+        """See `StreamWriter`. Each event has the position behind it as its id."""
         told = self._told(event)
         before, self._seq = self._seq, event.seq
         if not told:
@@ -70,7 +70,7 @@ class RunStream:
         return b"".join(b"id: %b\ndata: %b\n\n" % (str(place).encode(), one) for place, one in sent)
 
     def refuse(self, request: Request, failure: Failed) -> Response:
-        """See `Writer`."""
+        """See `StreamWriter`."""
         retry_after_s = None if failure.retry_after_ms is None else failure.retry_after_ms / 1000
         # The user has another run of that id: of another thread, or another question.
         field = "runId" if failure.code is Code.CONFLICT and failure.field is None else failure.field
