@@ -19,7 +19,7 @@ from agentic_backend.surfaces.langgraph.people import interrupts
 from agentic_backend.surfaces.langgraph.run_routes import settled
 from agentic_backend.surfaces.langgraph.stream import MODES
 from agentic_backend.surfaces.langgraph.thread_events import CHANNELS, EventsWanted, ThreadWriter, rank_of, seq_before
-from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter, read_join_modes
+from agentic_backend.surfaces.langgraph.thread_join import JoinWriter, read_join_modes
 from agentic_backend.surfaces.langgraph.thread_turns import ThreadTurns, before_in
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity

@@ -33,7 +33,7 @@ from agentic_backend.surfaces.langgraph.thread_events import (
     rank_of,
     seq_before,
 )
-from agentic_backend.surfaces.langgraph.thread_runs import JoinWriter
+from agentic_backend.surfaces.langgraph.thread_join import JoinWriter
 from backend_kit.wire import Code
 from tests.agentic_backend.surfaces.agui.turns import (
     QUESTION,
