@@ -31,8 +31,7 @@ from agentic_backend.session.models import HistoryWindow, Session, cut_texts
 from agentic_backend.spool.pending import event_of
 from agentic_backend.surfaces.agui import reading as agui_reading
 from agentic_backend.surfaces.mcp.tools import tool_name
-from agentic_backend.surfaces.openai import asked, items, reading, response_request
-from agentic_backend.surfaces.openai import request as chat_request
+from agentic_backend.surfaces.openai import asked, chat_request, reading, response_input, response_request
 from agentic_backend.tracing import traceparent
 from backend_kit import auth, wire
 from backend_kit.auth import api_keys
@@ -518,7 +517,7 @@ CASES: Final[dict[str, Case]] = {
         reading.read_object,
         raw("1,", "[", "{}", '"\\u0000",', before='{"a":[', behind="1]}") + raw('"a":1,', before="{", behind='"b":1}'),
     ),
-    f"{_OPENAI}/request.py::read_chat_request": (
+    f"{_OPENAI}/chat_request.py::read_chat_request": (
         chat_request.read_chat_request,
         raw(
             '{"role":"user","content":"a"},',
@@ -530,7 +529,7 @@ CASES: Final[dict[str, Case]] = {
         + raw("a", "### Task:", before=f'{_ASKS}{{"type":"text","text":"', behind='"}]}]}'),
     ),
     f"{_OPENAI}/response_request.py::read_response_request": (
-        lambda made: items.read_input(response_request.read_response_request(made).input),
+        lambda made: response_input.read_input(response_request.read_response_request(made).input),
         raw(
             '{"role":"user","content":"a"},',
             '{"type":"function_call","call_id":"a","name":"b"},',

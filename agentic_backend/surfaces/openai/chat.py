@@ -27,8 +27,8 @@ from agentic_backend.surfaces.follow import turn_stream
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task, session_id_of
 from agentic_backend.surfaces.openai.asking import Wish, prepare, told_task
+from agentic_backend.surfaces.openai.chat_request import ChatRequest, read_chat_request
 from agentic_backend.surfaces.openai.errors import error_json
-from agentic_backend.surfaces.openai.request import ChatRequest, read_chat_request
 from agentic_backend.surfaces.openai.telling import BROKEN_OFF, Citation, End, Failure, Telling, page_of, told_at_once
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agentic_backend.surfaces.openai import reading
+from agentic_backend.surfaces.openai.chat_request import MAX_MODEL_CHARS, MAX_TOOLS, ignored_in
 from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import distinct, function_of
-from agentic_backend.surfaces.openai.request import MAX_MODEL_CHARS, MAX_TOOLS, ignored_in
 
 # An agent has its own model settings, which its author chose. Each with the value that asks for nothing.
 IGNORED: Final[dict[str, Any]] = {

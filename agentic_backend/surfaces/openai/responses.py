@@ -34,9 +34,9 @@ from agentic_backend.surfaces.openai.asking import (
 )
 from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
 from agentic_backend.surfaces.openai.errors import CannotNow, Refused
-from agentic_backend.surfaces.openai.items import read_input
 from agentic_backend.surfaces.openai.people import in_words
 from agentic_backend.surfaces.openai.response_events import ResponseEvents
+from agentic_backend.surfaces.openai.response_input import read_input
 from agentic_backend.surfaces.openai.response_object import Requested, ResponseId, ResponseObject
 from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request

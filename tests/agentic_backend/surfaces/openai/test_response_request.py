@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from agentic_backend.surfaces.openai.chat_request import MAX_TOOLS
 from agentic_backend.surfaces.openai.errors import Refused
-from agentic_backend.surfaces.openai.items import read_input
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES
-from agentic_backend.surfaces.openai.request import MAX_TOOLS
+from agentic_backend.surfaces.openai.response_input import read_input
 from agentic_backend.surfaces.openai.response_request import read_response_request
 
 ASKED = {"model": "Georges", "input": "What is a turn?"}

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from agentic_backend.llm.prompt import EarlierCall, HistoryItem
+from agentic_backend.surfaces.openai.chat_request import MAX_TOOLS, read_chat_request
 from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES, MAX_PARTS, with_results
-from agentic_backend.surfaces.openai.request import MAX_TOOLS, read_chat_request
 from tests.agentic_backend.surfaces.openai.front_ends import libre_chat, open_webui, with_image
 
 USER = {"role": "user", "content": "What is a turn?"}
