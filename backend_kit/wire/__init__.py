@@ -1,8 +1,7 @@
 """Wire formats of both services: error codes, the root of errors, JSON bytes, normalized text."""
 
-from backend_kit.wire.codes import CODES, Code, ServiceError, message_for
+from backend_kit.wire.codes import CODES, Code, ServiceError, field_of, message_for
 from backend_kit.wire.encoding import InvalidJson, dumps, loads, normalized, storable
-from backend_kit.wire.fields import field_of
 
 __all__ = [
     "CODES",

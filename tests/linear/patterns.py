@@ -64,7 +64,7 @@ HOSTILE: Final[dict[str, tuple[Hostile, ...]]] = {
     f"{_REST}/export.py::disposition": (("", "a", ""), ("", "_a", "")),
     f"{_REST}/export.py::disposition#2": (("", "a", ""), ("", "é", "")),
     f"{_REST}/export.py::_fenced": (("", "a", " "),),
-    "backend_kit/wire/fields.py::_NAME": (("", "a", " "),),
+    "backend_kit/wire/codes.py::_NAME": (("", "a", " "),),
     "backend_kit/processes.py::_PYTHON": (("python", "1", "x"), ("", "python", "")),
     "backend_kit/processes.py::_UNSAFE": (("", " ", "x"), ("", " a", "")),
     f"{_CHAT}/frames.py::session_id_of": (("", "a", " "),),
