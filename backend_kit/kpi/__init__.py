@@ -21,8 +21,7 @@ from backend_kit.kpi.core import (
 from backend_kit.kpi.culprit import Culprits
 from backend_kit.kpi.loop import LoopMonitor
 from backend_kit.kpi.metrics import Labelled, ServiceMetrics
-from backend_kit.kpi.runtime import KpiOptions, KpiRuntime
-from backend_kit.kpi.start import StartTimes
+from backend_kit.kpi.runtime import KpiOptions, KpiRuntime, StartTimes
 from backend_kit.kpi.statements import StatementCounts
 from backend_kit.kpi.summary import Summary
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from backend_kit.kpi import StartTimes
-from backend_kit.kpi.start import process_age_s
+from backend_kit.kpi.runtime import process_age_s
 
 
 def test_the_line_has_the_whole_start_and_its_stages() -> None:
