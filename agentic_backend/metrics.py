@@ -5,7 +5,18 @@ import math
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
-from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
+from backend_kit.kpi import (
+    COUNT_BUCKETS,
+    SHORT_BUCKETS,
+    TURN_BUCKETS,
+    Amounts,
+    Counter,
+    GaugedSeconds,
+    Kpi,
+    Labelled,
+    Seconds,
+    ServiceMetrics,
+)
 from backend_kit.kpi import Gauge as KpiGauge
 
 _STEPS = (
@@ -18,8 +29,8 @@ FINE = (
     *(bound for decade in (-2, -1, 0, 1) for step in _STEPS if 0.05 <= (bound := round(step * 10**decade, 4)) <= 60.0),
     120.0,
 )  # fmt: skip
-"""Buckets for what users wait for, in seconds: steps of at most 10 % from 50 ms to 60 s, and all of `buckets.TURN`.
-88 bounds cost a scrape six times what those of `TURN` do: only for families with few children (docs/operations.md)."""
+"""Buckets for what users wait for, in seconds: steps of at most 10 % from 50 ms to 60 s, and all of `TURN_BUCKETS`.
+88 bounds cost a scrape six times what those do: only for families with few children (docs/operations.md)."""
 
 GAP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 """Silence between two fragments of a streamed answer."""
@@ -82,14 +93,14 @@ class AgenticMetrics(ServiceMetrics):
             "app_turn_unattributed_seconds",
             "What the ledger's phases of depth 0 leave of a turn.",
             "turn_unattributed_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         # A wait behind max_turns lasts up to limits.queue_deadline_s; above 2.5 s its length no longer matters.
         self.admission_wait: Seconds = self._timer(
             "app_admission_wait_seconds",
             "From the parsed ask to a slot to run in.",
             "admission_wait_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         self.turns: Labelled[Counter] = self._counters(
             "app_turns_total", "Turns that ended.", ["agent", "status"], "turns"
@@ -153,7 +164,7 @@ class AgenticMetrics(ServiceMetrics):
             "app_turn_delivery_seconds",
             "From the end of a turn to its last frame handed to a socket, or to the end of that socket.",
             "app.delivery_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
 
     def _model(self) -> None:
@@ -162,14 +173,14 @@ class AgenticMetrics(ServiceMetrics):
             "From the model request to its first chunk.",
             ["model", "status"],
             "llm.ttft_ms",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
         self.llm_request: Labelled[Seconds] = self._timers(
             "app_llm_request_seconds",
             "From the model request to the end of its stream.",
             ["model", "status"],
             "llm.request_latency_ms",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
         self.llm_tokens: Labelled[Counter] = self._counters(
             "app_llm_tokens_total", "Tokens as the model counted them.", ["model", "type"], "tokens"
@@ -188,7 +199,7 @@ class AgenticMetrics(ServiceMetrics):
             "app_http_pool_wait_seconds",
             "Wait for a free connection, by those calls that had to wait.",
             ["pool"],
-            buckets=buckets.SHORT,
+            buckets=SHORT_BUCKETS,
             registry=self._registry,
         )
         self.http_pool_wait: Labelled[GaugedSeconds] = Labelled(
@@ -202,7 +213,7 @@ class AgenticMetrics(ServiceMetrics):
             "One call of a tool of an MCP server.",
             ["server", "tool", "status"],
             "tool.call_latency_ms",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
 
     def tool_called(self, server: str, tool: str, status: str, seconds: float) -> None:
@@ -218,7 +229,7 @@ class AgenticMetrics(ServiceMetrics):
             "app_ws_send_seconds",
             "Longest send of a turn, back-pressure included: one observation a turn.",
             "app.ws_send_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         # By the keys of `limits:`, joined by _, the last key of a limit under `ai:`, and the limits that have no key:
         # `frames` and `asks_per_socket` of a socket, `asks_per_session` of those that wait for their session.
@@ -234,7 +245,7 @@ class AgenticMetrics(ServiceMetrics):
     def _persistence(self) -> None:
         self._kpi.told_at_zero += ["persist_lost", "persist_dead_letters", "rank_conflicts", "persist_retries"]
         self.persist_lag: Seconds = self._timer(
-            "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", buckets.TURN
+            "app_persist_lag_seconds", "From final to the commit of its rows.", "persist_lag_ms", TURN_BUCKETS
         )
         self.persist_queue_depth: KpiGauge = self._level(
             "app_persist_queue_depth", "Records that wait for the database.", "persist_queue_depth"
@@ -262,7 +273,7 @@ class AgenticMetrics(ServiceMetrics):
             Histogram(
                 "app_persist_batch_records",
                 "Records of one batch transaction.",
-                buckets=buckets.COUNT,
+                buckets=COUNT_BUCKETS,
                 registry=self._registry,
             ),
         )
@@ -304,19 +315,19 @@ class AgenticMetrics(ServiceMetrics):
             "app_spool_ack_seconds",
             "From the hand-over of a finished turn to its being on the spool's disk.",
             "spool_ack_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         self.db_ack: Seconds = self._timer(
             "app_db_ack_seconds",
             "From the hand-over of a finished turn to its commit in Postgres, of turns whose end waits for that.",
             "db_ack_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         self.spool_commit: Seconds = self._timer(
             "app_spool_commit_seconds",
             "One commit of the spool that a turn, delete or change waits for, its flush included.",
             "spool_commit_ms",
-            buckets.SHORT,
+            SHORT_BUCKETS,
         )
         self._spool_file()
 
@@ -366,7 +377,7 @@ class AgenticMetrics(ServiceMetrics):
             "app_fleet_takeover_seconds",
             "From the last sign of life of an instance to the takeover of a turn of it.",
             "fleet_takeover_ms",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
         self.fleet_bus_up: KpiGauge = self._level(
             "app_fleet_bus_up", "1 while what fleet.bus names carries messages of this instance.", "fleet_bus_up"
@@ -375,7 +386,7 @@ class AgenticMetrics(ServiceMetrics):
             "app_fleet_bus_seconds",
             "From a word of this instance to Redis until it hears it.",
             "fleet_bus_ms",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
         messages = PrometheusCounter(
             "app_fleet_messages_total",

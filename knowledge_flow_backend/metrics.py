@@ -3,7 +3,18 @@
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
 
-from backend_kit.kpi import Amounts, Counter, GaugedSeconds, Kpi, Labelled, Seconds, ServiceMetrics, buckets
+from backend_kit.kpi import (
+    COUNT_BUCKETS,
+    SHORT_BUCKETS,
+    TURN_BUCKETS,
+    Amounts,
+    Counter,
+    GaugedSeconds,
+    Kpi,
+    Labelled,
+    Seconds,
+    ServiceMetrics,
+)
 from backend_kit.kpi import Gauge as KpiGauge
 
 PHASES = (
@@ -37,7 +48,7 @@ class KnowledgeFlowMetrics(ServiceMetrics):
             "One call of a route, refused ones included.",
             ["route", "status"],
             "kf.requests",
-            buckets.TURN,
+            TURN_BUCKETS,
         )
         self.searches_running: KpiGauge = self._kpi.gauge(
             "kf.searches_running",
@@ -61,19 +72,19 @@ class KnowledgeFlowMetrics(ServiceMetrics):
     def _models(self) -> None:
         # A query takes 2 to 20 ms where it is computed, up to a second over a network.
         self.embed: Seconds = self._timer(
-            "app_embed_seconds", "One batch of texts at the embedder.", "embed", buckets.SHORT
+            "app_embed_seconds", "One batch of texts at the embedder.", "embed", SHORT_BUCKETS
         )
         self.embed_queue: Seconds = self._timer(
-            "app_embed_queue_seconds", "From a text's arrival to the start of its batch.", "embed_queue", buckets.SHORT
+            "app_embed_queue_seconds", "From a text's arrival to the start of its batch.", "embed_queue", SHORT_BUCKETS
         )
         self.embed_batch_size: Amounts = self._kpi.amounts(
             "embed_texts",
             Histogram(
-                "app_embed_batch_size", "Texts of one batch.", buckets=buckets.COUNT[:5], registry=self._registry
+                "app_embed_batch_size", "Texts of one batch.", buckets=COUNT_BUCKETS[:5], registry=self._registry
             ),
         )
         self.rerank_queue: Seconds = self._timer(
-            "app_rerank_queue_seconds", "Wait for a thread that reranks.", "rerank_queue", buckets.SHORT
+            "app_rerank_queue_seconds", "Wait for a thread that reranks.", "rerank_queue", SHORT_BUCKETS
         )
 
     def _http_pools(self) -> None:
@@ -81,7 +92,7 @@ class KnowledgeFlowMetrics(ServiceMetrics):
             "app_http_pool_wait_seconds",
             "Wait for a free connection, by those calls that had to wait.",
             ["pool"],
-            buckets=buckets.SHORT,
+            buckets=SHORT_BUCKETS,
             registry=self._registry,
         )
         self.embed_pool_wait: GaugedSeconds = self._kpi.gauged_seconds("embed.pool_wait_ms", http_wait.labels("embed"))
@@ -91,7 +102,7 @@ class KnowledgeFlowMetrics(ServiceMetrics):
 
     def _ingestion(self) -> None:
         self.ingest_stage: Labelled[Seconds] = self._timers(
-            "app_ingest_stage_seconds", "One stage of one file.", ["stage", "status"], "ingest.stage", buckets.TURN
+            "app_ingest_stage_seconds", "One stage of one file.", ["stage", "status"], "ingest.stage", TURN_BUCKETS
         )
         self.ingested_documents: Labelled[Counter] = self._counters(
             "app_ingest_documents_total", "Files that were ingested, or not.", ["status"], "ingest.documents"

@@ -1,6 +1,5 @@
 """Timers, rollups, the summary log, the loop-lag sampler and the Prometheus endpoint."""
 
-from backend_kit.kpi import buckets
 from backend_kit.kpi.activity import Activity
 from backend_kit.kpi.core import (
     PHASES,
@@ -19,6 +18,7 @@ from backend_kit.kpi.core import (
     phase,
 )
 from backend_kit.kpi.culprit import Culprits
+from backend_kit.kpi.exposition import COUNT_BUCKETS, SHORT_BUCKETS, TURN_BUCKETS
 from backend_kit.kpi.loop import LoopMonitor
 from backend_kit.kpi.metrics import Labelled, ServiceMetrics
 from backend_kit.kpi.runtime import KpiOptions, KpiRuntime, StartTimes
@@ -26,7 +26,10 @@ from backend_kit.kpi.statements import StatementCounts
 from backend_kit.kpi.summary import Summary
 
 __all__ = [
+    "COUNT_BUCKETS",
     "PHASES",
+    "SHORT_BUCKETS",
+    "TURN_BUCKETS",
     "Activity",
     "Amounts",
     "Counter",
@@ -48,7 +51,6 @@ __all__ = [
     "StatementCounts",
     "Status",
     "Summary",
-    "buckets",
     "current_ledger",
     "phase",
 ]

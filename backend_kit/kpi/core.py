@@ -17,8 +17,7 @@ from prometheus_client import Gauge as PrometheusGauge
 
 from backend_kit.aio import Vigil
 from backend_kit.kpi.activity import Activity
-from backend_kit.kpi.buckets import TURN
-from backend_kit.kpi.exposition import LegacyPhaseHistogram
+from backend_kit.kpi.exposition import TURN_BUCKETS, LegacyPhaseHistogram
 from backend_kit.kpi.rollup import Rollup, Seen, Stats
 from backend_kit.kpi.statements import StatementCounts
 
@@ -504,7 +503,7 @@ class Kpi:
             "app_phase_latency_seconds",
             "Duration of a phase. Phases nest: never sum over them.",
             ["phase", "status"],
-            buckets=TURN,
+            buckets=TURN_BUCKETS,
             registry=registry,
         )
         self._series = {name: _Series(name, self._bind_phase) for name in PHASES}

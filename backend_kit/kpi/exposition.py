@@ -1,4 +1,4 @@
-"""What /metrics has beyond the metrics themselves: compatible names, GC pauses, and the endpoint."""
+"""What /metrics has beyond the metrics themselves: buckets, compatible names, GC pauses, and the endpoint."""
 
 import gc
 import json
@@ -19,7 +19,6 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from backend_kit.aio import Vigil, WatchedThread
-from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.rollup import Seen
 from backend_kit.kpi.statements import StatementSeen
 
@@ -30,6 +29,15 @@ _MAX_SCRAPES: Final = 16
 _NO_DESCRIPTOR_S: Final = 0.1
 DISTRIBUTIONS_PATH: Final = "/distributions"
 STATEMENTS_PATH: Final = "/statements"
+
+TURN_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Of whole turns, model calls and phases, in seconds: from a cached read to a turn's deadline."""
+
+SHORT_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Of waits that ought to be near nothing, in seconds: loop lag, pools, locks, sends."""
+
+COUNT_BUCKETS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
+"""Of tokens, records, batch sizes."""
 
 
 class LegacyPhaseHistogram(Collector):
@@ -87,7 +95,7 @@ class GcPauses(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._counts = [0] * (len(SHORT) + 1)
+        self._counts = [0] * (len(SHORT_BUCKETS) + 1)
         self._sum = 0.0
         self._began = 0.0
         self._taken = (0, 0.0)
@@ -117,7 +125,7 @@ class GcPauses(Collector):
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """The family with its one sample set."""
         family = HistogramMetricFamily("app_gc_pause_seconds", "Pauses by garbage collection.")
-        bounds = [*(str(bound) for bound in SHORT), "+Inf"]
+        bounds = [*(str(bound) for bound in SHORT_BUCKETS), "+Inf"]
         family.add_metric([], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
         return [family]
 
@@ -126,7 +134,7 @@ class GcPauses(Collector):
             self._began = perf_counter()
         elif self._began:
             pause = perf_counter() - self._began
-            self._counts[bisect_left(SHORT, pause)] += 1
+            self._counts[bisect_left(SHORT_BUCKETS, pause)] += 1
             self._sum += pause
             self._longest = max(self._longest, pause)
 

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 from prometheus_client import Counter, Gauge, Histogram
 
 from backend_kit.aio import WatchedThread
-from backend_kit.kpi.buckets import SHORT
 from backend_kit.kpi.core import Kpi
 from backend_kit.kpi.cores import CoreWaits, Starved
 from backend_kit.kpi.culprit import Culprits, Sighting, sight
+from backend_kit.kpi.exposition import SHORT_BUCKETS
 
 _MAX_OUTSTANDING: Final = 1200
 _GIL_HELD_S: Final = 0.02
@@ -117,10 +117,10 @@ class LoopMonitor:
         `interval_s` is between two questions, `rest_s` while the monitor rests.
         """
         registry = kpi.registry
-        self._lag = kpi.gauged_seconds(
-            "event_loop_lag_ms",
-            Histogram("app_event_loop_lag_seconds", "Lateness of the event loop.", buckets=SHORT, registry=registry),
+        lag = Histogram(
+            "app_event_loop_lag_seconds", "Lateness of the event loop.", buckets=SHORT_BUCKETS, registry=registry
         )
+        self._lag = kpi.gauged_seconds("event_loop_lag_ms", lag)
         self._busy = kpi.gauge(
             "event_loop_busy_pct",
             Gauge("app_event_loop_busy_ratio", "CPU share of the loop's thread, 0 to 1.", registry=registry),

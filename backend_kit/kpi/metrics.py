@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as PrometheusCounter
 from prometheus_client import Gauge as PrometheusGauge
 
-from backend_kit.kpi import buckets
 from backend_kit.kpi.core import Counter, Gauge, GaugedSeconds, Kpi, Seconds
+from backend_kit.kpi.exposition import SHORT_BUCKETS
 
 Bound = TypeVar("Bound")
 MAX_VALUES: Final = 20
@@ -108,7 +108,7 @@ class ServiceMetrics:
 
     def _waits(self, name: str, text: str, labels: list[str], key: str) -> Labelled[GaugedSeconds]:
         """Waits in seconds whose compatible name, one gauge for all labels, is in milliseconds."""
-        family = Histogram(name, text, labels, buckets=buckets.SHORT, registry=self._registry)
+        family = Histogram(name, text, labels, buckets=SHORT_BUCKETS, registry=self._registry)
         return Labelled(
             len(labels),
             lambda values: self._kpi.gauged_seconds(

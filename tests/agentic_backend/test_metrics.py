@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentic_backend.metrics import FINE, AgenticMetrics
-from backend_kit.kpi import Kpi, buckets
+from backend_kit.kpi import TURN_BUCKETS, Kpi
 
 GOLDEN = """
 agent_cache_hit counter -
@@ -295,4 +295,4 @@ def test_percentiles_of_what_users_wait_for_are_a_tenth_apart_at_most() -> None:
     assert (fine[0], fine[-1]) == (0.05, 60.0)
     assert max(high / low for low, high in itertools.pairwise(fine)) <= 1.1 + 1e-9
     assert list(FINE) == sorted(set(FINE))
-    assert set(buckets.TURN) <= set(FINE)
+    assert set(TURN_BUCKETS) <= set(FINE)

@@ -14,8 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend_kit.kpi import Kpi, KpiOptions, KpiRuntime
-from backend_kit.kpi.buckets import SHORT
-from backend_kit.kpi.exposition import GcPauses, MetricsPortTaken, MetricsServer
+from backend_kit.kpi.exposition import SHORT_BUCKETS, GcPauses, MetricsPortTaken, MetricsServer
 from tests.backend_kit.kpi.conftest import TellingStream
 from tests.support.patience import PATIENCE_S
 from tests.support.threads import no_more_threads
@@ -83,7 +82,7 @@ def test_garbage_collections_are_counted_until_closed() -> None:
     assert registry.get_sample_value("app_gc_pause_seconds_count") == seen
     assert registry.get_sample_value("app_gc_pause_seconds_bucket", {"le": "+Inf"}) == seen
     assert (registry.get_sample_value("app_gc_pause_seconds_sum") or 0) > 0
-    assert len(next(iter(pauses.collect())).samples) == len(SHORT) + 3
+    assert len(next(iter(pauses.collect())).samples) == len(SHORT_BUCKETS) + 3
 
 
 @pytest.mark.servers
