@@ -262,11 +262,8 @@ class AgenticMetrics(ServiceMetrics):
         self.persist_retries: Labelled[Counter] = self._counters(
             "app_persist_retries_total", "Batch transactions tried again.", ["cause"], "persist_retries"
         )
-        self.persist_turns: Counter = self._kpi.counter(
-            "persist_turns",
-            PrometheusCounter(
-                "app_persist_turns_total", "Turns that batch transactions have committed.", registry=self._registry
-            ),
+        self.persist_turns: Counter = self._counter(
+            "app_persist_turns_total", "Turns that batch transactions have committed.", "persist_turns"
         )
         self.persist_batch_records: Amounts = self._kpi.amounts(
             "persist_batch",
@@ -279,37 +276,21 @@ class AgenticMetrics(ServiceMetrics):
         )
 
     def _spool(self) -> None:
-        self.dead_letters: Counter = self._kpi.counter(
+        self.dead_letters: Counter = self._counter(
+            "app_persist_dead_letters_total",
+            "Records that Postgres will never accept, kept in the spool for a person; must stay 0.",
             "persist_dead_letters",
-            PrometheusCounter(
-                "app_persist_dead_letters_total",
-                "Records that Postgres will never accept, kept in the spool for a person; must stay 0.",
-                registry=self._registry,
-            ),
         )
-        self.rank_conflicts: Counter = self._kpi.counter(
-            "rank_conflicts",
-            PrometheusCounter(
-                "app_rank_conflicts_total",
-                "Turns whose ranks another exchange holds; must stay 0.",
-                registry=self._registry,
-            ),
+        self.rank_conflicts: Counter = self._counter(
+            "app_rank_conflicts_total", "Turns whose ranks another exchange holds; must stay 0.", "rank_conflicts"
         )
-        self.persist_replayed: Counter = self._kpi.counter(
-            "persist_replayed",
-            PrometheusCounter(
-                "app_persist_replayed_total",
-                "Records that an earlier process had left in the spool.",
-                registry=self._registry,
-            ),
+        self.persist_replayed: Counter = self._counter(
+            "app_persist_replayed_total", "Records that an earlier process had left in the spool.", "persist_replayed"
         )
-        self.turns_restarted: Counter = self._kpi.counter(
+        self.turns_restarted: Counter = self._counter(
+            "app_turns_restarted_total",
+            "Turns of an earlier process that were run again without being asked again.",
             "turns_restarted",
-            PrometheusCounter(
-                "app_turns_restarted_total",
-                "Turns of an earlier process that were run again without being asked again.",
-                registry=self._registry,
-            ),
         )
         self.spool_ack: Seconds = self._timer(
             "app_spool_ack_seconds",
@@ -341,13 +322,10 @@ class AgenticMetrics(ServiceMetrics):
         self.spool_dead_letters: KpiGauge = self._level(
             "app_spool_dead_letters", "Dead letters that the spool keeps for a person.", "spool_dead_letters"
         )
-        self.spool_damaged_frames: Counter = self._kpi.counter(
+        self.spool_damaged_frames: Counter = self._counter(
+            "app_spool_damaged_frames_total",
+            "Frames of the spool's log that a start could not read, with others behind them that it could.",
             "spool_damaged_frames",
-            PrometheusCounter(
-                "app_spool_damaged_frames_total",
-                "Frames of the spool's log that a start could not read, with others behind them that it could.",
-                registry=self._registry,
-            ),
         )
         self.persist_fill: KpiGauge = self._level(
             "app_persist_fill_ratio",
@@ -365,13 +343,8 @@ class AgenticMetrics(ServiceMetrics):
         self.fleet_mirrored_turns: KpiGauge = self._level(
             "app_fleet_mirrored_turns", "Turns of other instances that are followed here.", "fleet_mirrored"
         )
-        self.fleet_takeovers: Counter = self._kpi.counter(
-            "fleet_takeovers",
-            PrometheusCounter(
-                "app_fleet_takeovers_total",
-                "Turns of instances that died, taken over by this one.",
-                registry=self._registry,
-            ),
+        self.fleet_takeovers: Counter = self._counter(
+            "app_fleet_takeovers_total", "Turns of instances that died, taken over by this one.", "fleet_takeovers"
         )
         self.fleet_takeover_s: Seconds = self._timer(
             "app_fleet_takeover_seconds",
@@ -409,18 +382,19 @@ class AgenticMetrics(ServiceMetrics):
 
     def _retention(self) -> None:
         # Levels that change within days: Prometheus keeps them, the summary would repeat them every ten seconds.
-        size = Gauge("app_history_bytes", "Size on disk, indexes included.", ["table"], registry=self._registry)
-        rows = Gauge("app_history_rows", "Rows, as Postgres estimates them.", ["table"], registry=self._registry)
-        self.history_bytes: Labelled[Gauge] = Labelled(1, lambda values: size.labels(*values))
-        self.history_rows: Labelled[Gauge] = Labelled(1, lambda values: rows.labels(*values))
+        self.history_bytes: Labelled[Gauge] = self._states(
+            "app_history_bytes", "Size on disk, indexes included.", ["table"]
+        )
+        self.history_rows: Labelled[Gauge] = self._states(
+            "app_history_rows", "Rows, as Postgres estimates them.", ["table"]
+        )
         self.clock_difference: Gauge = Gauge(
             "app_clock_difference_seconds",
             "By how much this host's clock is ahead of that of Postgres.",
             registry=self._registry,
         )
-        self.pruned_sessions: Counter = self._kpi.counter(
-            "pruned_sessions",
-            PrometheusCounter("app_pruned_sessions_total", "Sessions that retention deleted.", registry=self._registry),
+        self.pruned_sessions: Counter = self._counter(
+            "app_pruned_sessions_total", "Sessions that retention deleted.", "pruned_sessions"
         )
 
     def _replication(self) -> None:
@@ -442,11 +416,8 @@ class AgenticMetrics(ServiceMetrics):
             unknown.set(math.nan)
 
     def _traces(self) -> None:
-        self.trace_spans_sent: Counter = self._kpi.counter(
-            "trace_spans_sent",
-            PrometheusCounter(
-                "app_trace_spans_sent_total", "Spans that the OTLP endpoint has taken.", registry=self._registry
-            ),
+        self.trace_spans_sent: Counter = self._counter(
+            "app_trace_spans_sent_total", "Spans that the OTLP endpoint has taken.", "trace_spans_sent"
         )
         self.trace_spans_dropped: Labelled[Counter] = self._counters(
             "app_trace_spans_dropped_total",
@@ -469,4 +440,4 @@ class AgenticMetrics(ServiceMetrics):
     def _legacy_counter(self, name: str, text: str) -> Counter:
         if not self._kpi.legacy_ms_names:
             return self._kpi.counter(name)
-        return self._kpi.counter(name, PrometheusCounter(name, text, registry=self._registry))
+        return self._counter(name, text, name)

@@ -1,7 +1,6 @@
 """The metrics of the knowledge-flow service, built once in the lifespan with the registry and the Kpi they feed."""
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
-from prometheus_client import Counter as PrometheusCounter
 
 from backend_kit.kpi import (
     COUNT_BUCKETS,
@@ -50,10 +49,8 @@ class KnowledgeFlowMetrics(ServiceMetrics):
             "kf.requests",
             TURN_BUCKETS,
         )
-        self.searches_running: KpiGauge = self._kpi.gauge(
-            "kf.searches_running",
-            Gauge("app_kf_searches_in_progress", "Searches that run now.", registry=self._registry),
-            level=True,
+        self.searches_running: KpiGauge = self._level(
+            "app_kf_searches_in_progress", "Searches that run now.", "kf.searches_running"
         )
         self.places: Labelled[Gauge] = self._states(
             "app_kf_places", "Calls and files at a gate that users share, read each second.", ["class", "state"]
@@ -61,9 +58,8 @@ class KnowledgeFlowMetrics(ServiceMetrics):
         self.refused: Labelled[Counter] = self._counters(
             "app_kf_refused_total", "Calls that were refused at such a gate.", ["class", "bound"], "kf.refused"
         )
-        self.empty_searches: Counter = self._kpi.counter(
-            "kf.search_empty",
-            PrometheusCounter("app_kf_search_empty_total", "Searches without a hit.", registry=self._registry),
+        self.empty_searches: Counter = self._counter(
+            "app_kf_search_empty_total", "Searches without a hit.", "kf.search_empty"
         )
         self.rerank_skipped: Labelled[Counter] = self._counters(
             "app_rerank_skipped_total", "Answers in the order of retrieval, by cause.", ["cause"], "rerank_skipped"
@@ -107,17 +103,12 @@ class KnowledgeFlowMetrics(ServiceMetrics):
         self.ingested_documents: Labelled[Counter] = self._counters(
             "app_ingest_documents_total", "Files that were ingested, or not.", ["status"], "ingest.documents"
         )
-        self.ingested_chunks: Counter = self._kpi.counter(
-            "ingest.chunks",
-            PrometheusCounter("app_ingest_chunks_total", "Chunks written to the index.", registry=self._registry),
+        self.ingested_chunks: Counter = self._counter(
+            "app_ingest_chunks_total", "Chunks written to the index.", "ingest.chunks"
         )
-        self.index_pending: KpiGauge = self._kpi.gauge(
-            "index_pending",
-            Gauge("app_index_pending", "Changes that OpenSearch has not followed yet.", registry=self._registry),
-            level=True,
+        self.index_pending: KpiGauge = self._level(
+            "app_index_pending", "Changes that OpenSearch has not followed yet.", "index_pending"
         )
-        self.ingest_running: KpiGauge = self._kpi.gauge(
-            "ingest.running",
-            Gauge("app_ingest_in_progress", "Files that are being ingested now.", registry=self._registry),
-            level=True,
+        self.ingest_running: KpiGauge = self._level(
+            "app_ingest_in_progress", "Files that are being ingested now.", "ingest.running"
         )

@@ -92,9 +92,8 @@ class ServiceMetrics:
         self.audit_pending: Gauge = self._level(
             "app_audit_pending", "Audit events that wait to be written.", "audit_pending"
         )
-        self.audit_lost: Counter = self._kpi.counter(
-            "audit_lost",
-            PrometheusCounter("app_audit_lost_total", "Audit events that were dropped.", registry=self._registry),
+        self.audit_lost: Counter = self._counter(
+            "app_audit_lost_total", "Audit events that were dropped.", "audit_lost"
         )
 
     def _timer(self, name: str, text: str, key: str, bounds: Sequence[float]) -> Seconds:
@@ -115,6 +114,9 @@ class ServiceMetrics:
                 key, family.labels(*values), **dict(zip(labels, values, strict=True))
             ),
         )
+
+    def _counter(self, name: str, text: str, key: str) -> Counter:
+        return self._kpi.counter(key, PrometheusCounter(name, text, registry=self._registry))
 
     def _counters(self, name: str, text: str, labels: list[str], key: str) -> Labelled[Counter]:
         family = PrometheusCounter(name, text, labels, registry=self._registry)
