@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 import yaml
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.settings import SettingsError
 from backend_kit.settings.source import read_env_file, read_yaml
 from backend_kit.wire import dumps

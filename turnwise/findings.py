@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.wire import loads
 
 _FIELDS: Final = frozenset({"what", "state", "figure", "remedy", "facts"})

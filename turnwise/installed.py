@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 
 PACKAGE: Final = "turnwise"
 _EXACT: Final = "=="

@@ -11,9 +11,8 @@ from agentic_backend.doctor.spool import spool_check
 from agentic_backend.settings import AgenticSettings, RedisSettings
 from backend_kit.auth.verify import LEEWAY_S
 from backend_kit.client.json_client import CallFailed
-from backend_kit.doctor.checks import Check, in_thread
+from backend_kit.doctor.checks import Check, Diagnosis, Health, in_thread
 from backend_kit.doctor.clocks import clock_finding
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.doctor.http import get, readiness, unreached
 from backend_kit.doctor.issuer import issuer_check
 from backend_kit.doctor.itself import itself_check

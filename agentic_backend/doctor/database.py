@@ -6,9 +6,8 @@ from agentic_backend.persist.retention import APART_S
 from agentic_backend.settings import AgenticSettings
 from backend_kit.db.api_keys import KEY_CONNECTIONS
 from backend_kit.db.schema import newest_revision
-from backend_kit.doctor.checks import Check, in_thread
+from backend_kit.doctor.checks import Check, Diagnosis, Health, in_thread
 from backend_kit.doctor.database import AWAY, POSTGRES, Demand, look_at_postgres
-from backend_kit.doctor.findings import Diagnosis, Health
 
 _POOLER = "pooler"
 _NAME = "turnwise-agentic-doctor"

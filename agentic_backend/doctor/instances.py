@@ -14,9 +14,8 @@ from agentic_backend.peers.relay import VIEWS
 from agentic_backend.settings import AgenticSettings
 from backend_kit.auth.verify import LEEWAY_S
 from backend_kit.client.json_client import CallFailed
-from backend_kit.doctor.checks import Check
+from backend_kit.doctor.checks import Check, Diagnosis, Health
 from backend_kit.doctor.clocks import clock_finding
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.doctor.http import HttpReply, get, place
 from backend_kit.doctor.itself import as_version
 from backend_kit.wire import InvalidJson, loads

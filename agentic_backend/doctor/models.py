@@ -8,8 +8,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from agentic_backend.settings import AgenticSettings, ChatModel
-from backend_kit.doctor.checks import Check
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Check, Diagnosis, Health
 from backend_kit.doctor.models import ModelKeys, ModelListing, bearer_key, look_at_address, look_at_models
 
 _OPENAI: Final = "https://api.openai.com/v1"

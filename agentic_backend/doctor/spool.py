@@ -12,8 +12,7 @@ from typing import Final
 
 from agentic_backend.settings import AgenticSettings
 from agentic_backend.spool.spool import least_free
-from backend_kit.doctor.checks import Check, in_thread
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Check, Diagnosis, Health, in_thread
 
 SLOW_MS: Final = 10.0
 """Median of a flush from which it shows beside a first token."""

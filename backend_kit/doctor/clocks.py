@@ -4,7 +4,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 
 NOTICED_S: Final = 2.0
 """Above what is left by the second to which a `Date` is rounded, and a slow answer."""

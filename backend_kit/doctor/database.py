@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from backend_kit.db.probe import NoConnection, ServerFacts, ServerUnanswered, look_at_server
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.doctor.clocks import clock_finding
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.settings import Postgres
 
 POSTGRES: Final = "postgres"

@@ -9,8 +9,8 @@ from yarl import URL
 
 from backend_kit.client.connections import Connections
 from backend_kit.client.json_client import CallFailed, HttpRequest, JsonClient
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.doctor.clocks import ahead_of
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.wire import InvalidJson, loads
 
 SLOW_MS: Final = 1000.0

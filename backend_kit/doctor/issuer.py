@@ -9,9 +9,8 @@ from yarl import URL
 from backend_kit.auth import IssuerKeys
 from backend_kit.auth.keys import IssuerUnfit
 from backend_kit.auth.verify import LEEWAY_S
-from backend_kit.doctor.checks import Check
+from backend_kit.doctor.checks import Check, Diagnosis, Health
 from backend_kit.doctor.clocks import ahead_of, clock_finding
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.doctor.http import SLOW_MS, place
 from backend_kit.settings import Security
 

@@ -8,8 +8,7 @@ from typing import Final
 from yarl import URL
 
 from backend_kit.client.json_client import CallFailed
-from backend_kit.doctor.checks import Check
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Check, Diagnosis, Health
 from backend_kit.doctor.http import get, readiness, unreached
 from backend_kit.settings import App
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import psutil
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.settings import usable_cores
 
 _MIB: Final = 1 << 20

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from backend_kit.client.json_client import CallFailed
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.doctor.http import SLOW_MS, HttpReply, get, place, unreached
 from backend_kit.wire import InvalidJson, loads
 

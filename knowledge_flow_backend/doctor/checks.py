@@ -10,9 +10,8 @@ from yarl import URL
 
 from backend_kit.db.api_keys import KEY_CONNECTIONS
 from backend_kit.db.schema import newest_revision
-from backend_kit.doctor.checks import Check, in_thread
+from backend_kit.doctor.checks import Check, Diagnosis, Health, in_thread
 from backend_kit.doctor.database import AWAY, POSTGRES, Demand, look_at_postgres
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.doctor.http import SLOW_MS, place
 from backend_kit.doctor.issuer import issuer_check
 from backend_kit.doctor.itself import itself_check

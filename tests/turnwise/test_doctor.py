@@ -11,7 +11,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from tests.backend_kit.client.server import Handler, serving
 from tests.backend_kit.doctor.silence import silent_port
 from tests.integration.test_clocks import host_with

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_kit.doctor.findings import Diagnosis, Health, encode_findings
+from backend_kit.doctor.checks import Diagnosis, Health, encode_findings
 from backend_kit.wire import dumps
 from turnwise.findings import (
     ServiceFindings,

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError
 
-from backend_kit.doctor.findings import Health
+from backend_kit.doctor.checks import Health
 from turnwise.installed import installed_findings
 
 REQUIRED = [

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentic_backend.doctor.checks import bus_check
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health
 from tests.agentic_backend.records import settings_for
 from tests.chaos.proxy import FaultProxy
 from tests.support.ports import free_port

@@ -10,8 +10,7 @@ import pytest
 from agentic_backend.doctor.database import database_checks, most_connections, most_descriptors
 from agentic_backend.doctor.instances import instances_check
 from agentic_backend.settings import AgenticSettings
-from backend_kit.doctor.checks import examine
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health, examine
 from tests.agentic_backend.records import settings_for
 from tests.support.agentic import StartProcess, start_process
 from tests.support.fleet import two_instances

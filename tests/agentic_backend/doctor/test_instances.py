@@ -5,7 +5,7 @@ from yarl import URL
 
 from agentic_backend.doctor.instances import Reached, judge_instances
 from agentic_backend.fleet.probe import InstanceRow
-from backend_kit.doctor.findings import Diagnosis, Health, encode_findings
+from backend_kit.doctor.checks import Diagnosis, Health, encode_findings
 from backend_kit.doctor.http import HttpReply
 from turnwise.findings import decode_findings
 

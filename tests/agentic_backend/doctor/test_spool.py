@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentic_backend.doctor.spool import flush_times, judge_flushes, judge_room, look_at_spool
-from backend_kit.doctor.findings import Health
+from backend_kit.doctor.checks import Health
 from tests.agentic_backend.records import settings_for
 from tests.support.small_disk import NoRight, fill, small_disk
 

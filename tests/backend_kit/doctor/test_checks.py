@@ -4,8 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from backend_kit.doctor.checks import Check, examine, in_thread
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Check, Diagnosis, Health, examine, in_thread
 from tests.support.patience import PATIENCE_S
 
 

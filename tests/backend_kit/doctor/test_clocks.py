@@ -4,8 +4,8 @@ from email.utils import formatdate
 
 import pytest
 
+from backend_kit.doctor.checks import Health
 from backend_kit.doctor.clocks import ahead_of, clock_finding
-from backend_kit.doctor.findings import Health
 
 
 @pytest.mark.parametrize(

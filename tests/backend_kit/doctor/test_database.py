@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from backend_kit.db.probe import NoConnection, ServerFacts, look_at_server, no_connection
+from backend_kit.doctor.checks import Diagnosis, Health
 from backend_kit.doctor.database import (
     Demand,
     connections_finding,
@@ -13,7 +14,6 @@ from backend_kit.doctor.database import (
     schema_finding,
     server_finding,
 )
-from backend_kit.doctor.findings import Diagnosis, Health
 from backend_kit.settings import Postgres
 from tests.support.ports import free_port
 from tests.support.postgres import Database

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend_kit.doctor.checks import examine
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health, examine
 from backend_kit.doctor.issuer import issuer_check
 from backend_kit.settings import Security
 from tests.support.issuer import Issuer, issuer, public_jwk, rsa_key

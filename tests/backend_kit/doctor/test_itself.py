@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from backend_kit.doctor.checks import examine
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Diagnosis, Health, examine
 from backend_kit.doctor.itself import itself_check
 from backend_kit.settings import App
 from tests.backend_kit.client.server import serving

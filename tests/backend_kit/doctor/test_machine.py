@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_kit.doctor.findings import Health
+from backend_kit.doctor.checks import Health
 from backend_kit.doctor.machine import Machine, Wanted, look_at_machine
 
 _GIB = 1 << 30

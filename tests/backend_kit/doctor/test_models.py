@@ -5,8 +5,7 @@ from aiohttp import web
 from pydantic import SecretStr
 from yarl import URL
 
-from backend_kit.doctor.checks import Check, examine
-from backend_kit.doctor.findings import Diagnosis, Health
+from backend_kit.doctor.checks import Check, Diagnosis, Health, examine
 from backend_kit.doctor.models import ModelKeys, ModelListing, look_at_address, look_at_models
 from tests.backend_kit.client.server import Handler, serving
 from tests.backend_kit.doctor.silence import silent_port
