@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from backend_kit.doctor.checks import Diagnosis, Health, examine
-from knowledge_flow_backend.doctor.checks import checks_of, judge_cluster, most_connections, wanted_of
+from knowledge_flow_backend.doctor import checks_of, judge_cluster, most_connections, wanted_of
 from knowledge_flow_backend.engines.opensearch.cluster import ClusterState
 from knowledge_flow_backend.settings import KnowledgeFlowSettings, OpenSearch
 from tests.backend_kit.client.server import Handler, serving

@@ -1,4 +1,8 @@
-"""What knowledge flow looks at, in the order in which it is told."""
+"""`python -m knowledge_flow_backend.doctor`: what the service needs, examined from here, as one line of JSON on stdout.
+
+Exit codes: 0 whatever was found, 2 the configuration cannot be used, said on stderr in one line. It reads the
+configuration of the service (CONFIG_FILE, ENV_FILE), changes nothing and may run beside it.
+"""
 
 import asyncio
 import time
@@ -10,13 +14,14 @@ from yarl import URL
 
 from backend_kit.db.api_keys import KEY_CONNECTIONS
 from backend_kit.db.schema import newest_revision
-from backend_kit.doctor.checks import Check, Diagnosis, Health, in_thread
+from backend_kit.doctor.checks import Check, Diagnosis, Health, examine_and_end, in_thread
 from backend_kit.doctor.database import AWAY, POSTGRES, Demand, look_at_postgres
 from backend_kit.doctor.http import SLOW_MS, place
 from backend_kit.doctor.issuer import issuer_check
 from backend_kit.doctor.itself import itself_check
 from backend_kit.doctor.machine import Machine, Wanted, look_at_machine
 from backend_kit.doctor.models import ModelKeys, ModelListing, look_at_address, look_at_models
+from backend_kit.settings import load_or_exit
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster, ClusterState
 from knowledge_flow_backend.errors import IndexUnavailable
 from knowledge_flow_backend.index.database import SCRIPTS, write_connections
@@ -40,7 +45,7 @@ _EMBEDDING: Final = ModelKeys(
 
 
 def checks_of(settings: KnowledgeFlowSettings) -> list[Check]:
-    """All of them."""
+    """What it looks at, in the order in which it is told."""
     machine = in_thread(lambda: look_at_machine(wanted_of(settings), Machine.here()))
     return [
         itself_check(settings.app, version("turnwise")),
@@ -145,3 +150,7 @@ async def _look_at_reranker(settings: KnowledgeFlowSettings) -> list[Diagnosis]:
         return [Diagnosis("reranker", Health.NOT_USED, f"crossencoder_model.provider: {model.provider}")]
     remedy = "crossencoder_model.settings.base_url: start what is there; until then the order of retrieval is returned"
     return await look_at_address("reranker", URL(model.settings.base_url), remedy)
+
+
+if __name__ == "__main__":
+    examine_and_end(checks_of(load_or_exit(KnowledgeFlowSettings)))
