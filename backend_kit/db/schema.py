@@ -33,6 +33,10 @@ class SchemaTooNew(Exception):
     operator."""
 
 
+class _UnknownRevision(Exception):
+    """The schema is at a revision that the scripts do not have: its first argument."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migrations:
     """The revisions of one schema.
@@ -73,19 +77,51 @@ def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Map
         if at is not None and at > head:
             # Before any statement that changes something: the role may be one that only uses the tables.
             return _newer(connection, at, head, migrations)
-        from backend_kit.db.migration import UnknownRevision, upgrade  # with alembic, which nobody else needs
-
         connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
         # Released with the transaction, even if this process dies.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": migrations.lock_key})
         for statement in migrations.before:
             connection.execute(text(statement))
         try:
-            works_from = upgrade(connection, migrations.scripts, head, migrations.table_schema)
-        except UnknownRevision as unknown:  # it has become newer since
+            works_from = _upgrade(connection, migrations.scripts, head, migrations.table_schema)
+        except _UnknownRevision as unknown:  # it has become newer since
             return _newer(connection, str(unknown), head, migrations)
         _note_works_from(connection, works_from, migrations.table_schema)
     return head
+
+
+def _upgrade(connection: Connection, directory: Path, head: str, table_schema: str | None) -> str:
+    """Run the scripts that lead to `head`, in the connection's transaction. One at a time in a process.
+
+    Returns the revision from which on programs work with that schema. Raises `_UnknownRevision`.
+    """
+    # 7 MB, which only a schema that is behind takes.
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    scripts = ScriptDirectory(str(directory))
+    context = MigrationContext.configure(
+        connection,
+        opts={
+            "fn": lambda revision, _context: scripts._upgrade_revs(head, revision),
+            "version_table_schema": table_schema,
+        },
+    )
+    current = context.get_current_revision()
+    if current is not None:
+        try:
+            scripts.get_revision(current)
+        except CommandError:
+            raise _UnknownRevision(current) from None
+    if current != head:
+        with Operations.context(context):
+            context.run_migrations()
+    newest = scripts.get_revision(head)
+    assert newest is not None
+    works_from: str = getattr(newest.module, "works_from", head)
+    return works_from
 
 
 def _newer(connection: Connection, revision: str, head: str, migrations: Migrations) -> str:

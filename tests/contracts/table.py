@@ -68,17 +68,17 @@ CONTRACTS = (
     Contract(
         "alembic",
         "test_alembic.py::test_the_steps_to_a_revision_are_those_after_the_one_that_stands",
-        {"backend_kit.db.migration": ("_upgrade_revs",)},
+        {"backend_kit.db.schema": ("_upgrade_revs",)},
     ),
     Contract(
         "alembic",
         "test_alembic.py::test_migrations_run_in_the_transaction_of_a_given_connection",
-        {"backend_kit.db.migration": ("MigrationContext.configure", "Operations.context")},
+        {"backend_kit.db.schema": ("MigrationContext.configure", "Operations.context")},
     ),
     Contract(
         "alembic",
         "test_alembic.py::test_an_unknown_revision_is_a_command_error",
-        {"backend_kit.db.migration": ("CommandError",)},
+        {"backend_kit.db.schema": ("CommandError",)},
     ),
     Contract(
         "anyio",

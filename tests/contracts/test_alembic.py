@@ -31,14 +31,14 @@ def scripts(tmp_path: Path) -> ScriptDirectory:
 
 
 def test_the_steps_to_a_revision_are_those_after_the_one_that_stands(scripts: ScriptDirectory) -> None:
-    """backend_kit/db/migration.py asks `_upgrade_revs` for the steps between two revisions."""
+    """backend_kit/db/schema.py asks `_upgrade_revs` for the steps between two revisions."""
     heads: tuple[tuple[str, ...], ...] = ((), ("one",), ("two",))
     steps = [[step.to_revisions for step in scripts._upgrade_revs("two", now)] for now in heads]  # type: ignore[arg-type]
     assert steps == [[("one",), ("two",)], [("two",)], []]
 
 
 def test_migrations_run_in_the_transaction_of_a_given_connection(scripts: ScriptDirectory) -> None:
-    """backend_kit/db/migration.py runs them by a context of its own (`fn`), under its lock, all or nothing."""
+    """backend_kit/db/schema.py runs them by a context of its own (`fn`), under its lock, all or nothing."""
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
         options = {"fn": lambda revision, _context: scripts._upgrade_revs("two", revision)}
@@ -53,7 +53,7 @@ def test_migrations_run_in_the_transaction_of_a_given_connection(scripts: Script
 
 
 def test_an_unknown_revision_is_a_command_error(scripts: ScriptDirectory) -> None:
-    """backend_kit/db/migration.py tells by it that a newer program has migrated the schema."""
+    """backend_kit/db/schema.py tells by it that a newer program has migrated the schema."""
     assert scripts.get_current_head() == "two"
     with pytest.raises(CommandError):
         scripts.get_revision("three")
