@@ -18,9 +18,8 @@ from turnwise.first_turn import FirstTurnFailed, first_turn, readiness
 from turnwise.home import PASSWORD_FILE, resource_directory
 from turnwise.plan import Plan, ServicePlan
 from turnwise.postgres import ENVIRONMENT, START_S, STOP_S, EmbeddedPostgres
-from turnwise.processes import ProcessLog
 from turnwise.samples import LIBRARY, Samples, SamplesFailed
-from turnwise.status import show_status
+from turnwise.status import ProcessLog, show_status
 from turnwise.supervise import Child, Program, stop_in_reverse
 
 AGENTIC_STOP_S = 50.0  # turns 25, those cancelled 5, sockets 5, history 5, closing 5

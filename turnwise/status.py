@@ -1,20 +1,27 @@
-"""The status line: turns per second, p95, the bottleneck, and where the page and the log are."""
+"""What a start tells while it runs: turns per second, p95 and the bottleneck in the status line; in the log, what those
+programs use that do not tell of themselves, and the launcher itself."""
 
 import asyncio
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
+from backend_kit.processes import Family
 from backend_kit.wire import loads
 from turnwise.console import Console
 from turnwise.first_turn import TOKEN
 from turnwise.plan import ServicePlan
+from turnwise.supervise import Child
 
 WINDOW_S = 60
 EVERY_S = 2.0
 PLAIN_EVERY_S = 60.0
 _ASK_S = 2.0
+PROCESSES_EVERY_S: Final = 10.0
+"""As often as the services write their summaries by default."""
 
 
 async def show_status(console: Console, service: ServicePlan, log: Path) -> None:
@@ -62,3 +69,29 @@ async def _figures(client: aiohttp.ClientSession, service: ServicePlan) -> str |
         return None
     except (ValueError, TypeError, AttributeError):
         return ""  # an answer of unknown shape must not end the launcher
+
+
+class ProcessLog:
+    """Lines about programs and what they have started, such as the processes of Postgres: `name=postgres`."""
+
+    def __init__(self, name: str, console: Console, running: Callable[[], Sequence[Child]]) -> None:
+        """`name` is that of this process; `running` are the programs to tell of."""
+        self._name = name
+        self._console = console
+        self._running = running
+        self._families: dict[str, Family] = {name: Family(alone=True)}
+
+    async def write_each(self, seconds: float = PROCESSES_EVERY_S) -> None:
+        """Write the lines at this interval until cancelled."""
+        while True:
+            pids = {self._name: os.getpid()} | {one.name: one.pid for one in self._running() if one.pid is not None}
+            await asyncio.to_thread(self._tell, pids)
+            await asyncio.sleep(seconds)
+
+    def _tell(self, pids: dict[str, int]) -> None:
+        for name, pid in pids.items():
+            family = self._families.get(name)
+            if family is None or family.pid != pid:
+                self._families[name] = Family(pid)  # it tells from its next look on
+            elif (line := family.line(name)) is not None:
+                self._console.output(self._name, line)
