@@ -18,8 +18,7 @@ from tests.bench.driver import Load
 from tests.bench.measured import Sample, sample
 from tests.bench.turn import CALM, RATE, SATURATED, print_stage, spoken_answer, started, with_ack
 from ws_bench.errors import BenchError
-from ws_bench.load.spy import find_spy, record
-from ws_bench.record.stacks import Stack, parse, tables
+from ws_bench.record.stacks import Stack, find_spy, parse, record_stacks, tables
 
 _WARM_S = 4.0
 
@@ -40,8 +39,8 @@ def under_load(server: Server, load: Load, deployment: object, output: Path) -> 
 
     def spy() -> None:
         try:
-            record(program, server.process.pid, "raw", collapsed, load.seconds / 2)
-            record(program, server.process.pid, "flamegraph", output, load.seconds / 2 - 1)
+            record_stacks(program, server.process.pid, "raw", collapsed, load.seconds / 2)
+            record_stacks(program, server.process.pid, "flamegraph", output, load.seconds / 2 - 1)
         except BenchError as error:
             failed.append(error)
 

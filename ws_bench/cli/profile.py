@@ -19,9 +19,8 @@ from ws_bench.errors import BenchError, PreparationFailed, UsageError
 from ws_bench.load.rounds import quiet
 from ws_bench.load.run import run_load
 from ws_bench.load.service import ServiceApi
-from ws_bench.load.spy import find_spy, record
 from ws_bench.record.recording import ServerView
-from ws_bench.record.stacks import Stack, parse, tables
+from ws_bench.record.stacks import Stack, find_spy, parse, record_stacks, tables
 from ws_bench.record.summary import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
 from ws_bench.report.report import Style, text_table, write_file
 
@@ -115,10 +114,10 @@ def _sampled(spy: str, process: psutil.Process, share: float, flame: str) -> tup
     with tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
         collapsed = Path(directory) / "stacks.txt"
         before = sum(process.cpu_times()[:2])
-        record(spy, process.pid, "raw", collapsed, share)
+        record_stacks(spy, process.pid, "raw", collapsed, share)
         used_s = sum(process.cpu_times()[:2]) - before
         if flame:
-            record(spy, process.pid, "flamegraph", Path(flame), share)
+            record_stacks(spy, process.pid, "flamegraph", Path(flame), share)
         return parse(collapsed.read_text().splitlines()), used_s
 
 
