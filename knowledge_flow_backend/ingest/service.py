@@ -9,7 +9,7 @@ from typing import Any
 
 from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.wire import ServiceError
-from knowledge_flow_backend import admission as admissions
+from knowledge_flow_backend.concurrency import enter_gate
 from knowledge_flow_backend.errors import (
     Conflict,
     Draining,
@@ -75,7 +75,7 @@ class IngestService:
 
         What was entered is ended by `leave`, or given to `ingest` with its files.
         """
-        await admissions.enter(self.gate, user_id, "upload", self._metrics)
+        await enter_gate(self.gate, user_id, "upload", self._metrics)
 
     def leave(self, user_id: str) -> None:
         """An upload that was entered has not been received."""

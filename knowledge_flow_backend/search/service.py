@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from backend_kit.aio import FairGate, GateRules
 from backend_kit.aio.retry import QuietLog
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.admission import admitted
+from knowledge_flow_backend.concurrency import admitted
 from knowledge_flow_backend.embed import Embedder
 from knowledge_flow_backend.errors import (
     DocumentsUnavailable,
