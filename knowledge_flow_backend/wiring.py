@@ -8,12 +8,11 @@ from typing import Final
 from backend_kit.aio import FairGate, GateRules, TaskRegistry
 from backend_kit.client.connections import Connections
 from backend_kit.kpi import Kpi
-from knowledge_flow_backend.embed import Embedder
+from knowledge_flow_backend.embed import Embedder, Passages
 from knowledge_flow_backend.embed.batcher import BatchRules
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH, LocalEmbedder
 from knowledge_flow_backend.embed.model_server import ModelServer
 from knowledge_flow_backend.embed.openai import DEFAULT_BASE_URL, EmbeddingRules, OpenAiEmbedder
-from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.index import ChunkIndex, IndexWriter
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.reads import SharedReads

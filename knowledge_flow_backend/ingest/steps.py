@@ -10,8 +10,7 @@ from typing import Final
 from backend_kit.aio import FairGate, GateRules
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import UNBOUNDED
-from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.passages import Passages
+from knowledge_flow_backend.embed import Embedder, Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import Chunk, Document, DocumentContent, IndexWriter, Vector
 from knowledge_flow_backend.ingest.names import Format, format_of

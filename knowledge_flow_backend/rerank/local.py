@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from backend_kit.aio import Crowded, FairGate, GateRules
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import ThreadsBusy, WorkerThreads, gather_pair
-from knowledge_flow_backend.embed import Embedder
-from knowledge_flow_backend.embed.passages import Passages
+from knowledge_flow_backend.embed import Embedder, Passages
 from knowledge_flow_backend.errors import DocumentsUnavailable, SchemaMismatch
 from knowledge_flow_backend.index import ChunkIndex, Reader, Vector
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from backend_kit.kpi import Kpi
 from deploy.opensearch.node import OpenSearchNode
+from knowledge_flow_backend.embed import Passages
 from knowledge_flow_backend.embed.local import DOCUMENTS_A_BATCH
-from knowledge_flow_backend.embed.passages import Passages
 from knowledge_flow_backend.engines.engine import PgVectorEngine, make_engine
 from knowledge_flow_backend.engines.pgvector.word_counts import WordCounter
 from knowledge_flow_backend.index import ChunkHit, ChunkIndex, IndexQuery, IndexWriter, Policy, Reader

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from knowledge_flow_backend.embed.passages import Passages
+from knowledge_flow_backend.embed import Passages
 from knowledge_flow_backend.index import Vector
 
 

@@ -21,7 +21,7 @@ from backend_kit.auth import Identity, Lately
 from backend_kit.http import build_server, install_error_handlers, listen
 from backend_kit.kpi import Kpi
 from backend_kit.settings import Postgres
-from knowledge_flow_backend.embed.passages import Passages
+from knowledge_flow_backend.embed import Passages
 from knowledge_flow_backend.engines.pgvector.writer import PgVectorWriter
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import IndexWriter, Vector

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from knowledge_flow_backend.embed.passages import Passages
+from knowledge_flow_backend.embed import Passages
 from knowledge_flow_backend.errors import EmbeddingUnavailable
 from knowledge_flow_backend.index import ChunkHit, Reader, Vector
 from knowledge_flow_backend.rerank import Candidate, RerankFailed, RerankService
