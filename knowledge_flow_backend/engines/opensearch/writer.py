@@ -22,14 +22,12 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, make_index
 from knowledge_flow_backend.engines.pgvector.rows import (
     DocumentWriter,
     Made,
-    check_made,
-    made_by,
-    made_by_alone,
+    is_shapeless,
     put_rows,
     remember,
     vector_text,
 )
-from knowledge_flow_backend.errors import Conflict, IndexUnavailable, SchemaMismatch
+from knowledge_flow_backend.errors import Conflict, IndexUnavailable
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
@@ -75,12 +73,8 @@ class OpenSearchWriter(DocumentWriter):
         """Refuse vectors that are not of the index's model; the very first ones create the index."""
         wanted = Made(self._model, dimension, ENGINE)
         async with self._database.writes.connection() as connection:
-            holds = await made_by(connection) or await made_by_alone(connection)
-            if holds is not None:
-                check_made(self._database.index, holds, wanted)
+            if not await is_shapeless(connection, self._database.index, wanted, MAX_DIMENSIONS):
                 return
-            if not 0 < dimension <= MAX_DIMENSIONS:
-                raise SchemaMismatch(f"vectors of {dimension} numbers cannot be indexed (at most {MAX_DIMENSIONS})")
             token = (await connection.execute("index_token", statements.TOKEN))[0][0]
             await make_index(self._cluster, self._database.index, Shape(self._model, dimension, token))
             await remember(connection, wanted)

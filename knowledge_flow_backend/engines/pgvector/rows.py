@@ -77,10 +77,21 @@ async def made_by(connection: TimedConnection) -> Made | None:
     return Made(*rows[0]) if rows else None
 
 
-async def made_by_alone(connection: TimedConnection) -> Made | None:
-    """The same under a lock: until the transaction ends nobody else gives an empty index its shape."""
-    await connection.execute("lock", _LOCK)
-    return await made_by(connection)
+async def is_shapeless(connection: TimedConnection, index: str, wanted: Made, most: int) -> bool:
+    """Whether the index is still without a shape, which until the transaction ends nobody else gives it.
+
+    Raises `SchemaMismatch` where it was not written as `wanted`, or would get vectors of more than `most` numbers.
+    """
+    holds = await made_by(connection)
+    if holds is None:
+        await connection.execute("lock", _LOCK)
+        holds = await made_by(connection)
+    if holds is not None:
+        check_made(index, holds, wanted)
+        return False
+    if not 0 < wanted.dimension <= most:
+        raise SchemaMismatch(f"vectors of {wanted.dimension} numbers cannot be indexed (at most {most})")
+    return True
 
 
 async def remember(connection: TimedConnection, made: Made) -> None:

@@ -9,13 +9,10 @@ from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.pgvector.rows import (
     DocumentWriter,
     Made,
-    check_made,
-    made_by,
-    made_by_alone,
+    is_shapeless,
     put_rows,
     remember,
 )
-from knowledge_flow_backend.errors import SchemaMismatch
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
@@ -55,12 +52,8 @@ class PgVectorWriter(DocumentWriter):
     async def _fit(self, connection: TimedConnection, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the first ones ever give the index its length."""
         wanted = Made(self._model, dimension, ENGINE)
-        holds = await made_by(connection) or await made_by_alone(connection)
-        if holds is not None:
-            check_made(self._database.index, holds, wanted)
+        if not await is_shapeless(connection, self._database.index, wanted, MAX_DIMENSIONS):
             return
-        if not 0 < dimension <= MAX_DIMENSIONS:
-            raise SchemaMismatch(f"vectors of {dimension} numbers cannot be indexed (at most {MAX_DIMENSIONS})")
         await remember(connection, wanted)
         await connection.execute("shape", _GRAPH)
         if dimension <= MAX_COVERED_DIMENSIONS:
