@@ -1,7 +1,6 @@
 """What the commands of `knowledge-flow` share: how they reach a running service, and what it answered."""
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from backend_kit.aio.retry import try_again
 from backend_kit.wire import InvalidJson, loads
 
 EXIT_FAILED = 1
@@ -26,6 +26,10 @@ _SHOWN = 200
 
 class NotReachable(Exception):
     """The service cannot be used for what is asked, at all; `str()` is for the person."""
+
+
+class _Unready(Exception):
+    """503: the first argument is the decoded body."""
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
@@ -50,15 +54,21 @@ async def session_with(token: str | None) -> AsyncIterator[aiohttp.ClientSession
 
 async def call(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> tuple[int, Any]:
     """Status and decoded body; a service that is still starting is waited for. Raises `NotReachable`."""
-    for attempt in range(1, _TRIES + 1):
+
+    async def attempt() -> tuple[int, Any]:
         try:
             async with session.request(method, url, **options) as response:
-                if response.status != 503 or attempt == _TRIES:
-                    return response.status, decoded(await response.read())
+                status, body = response.status, decoded(await response.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise NotReachable(f"{url} cannot be reached: {error or type(error).__name__}") from None
-        await asyncio.sleep(_RETRY_S)
-    raise AssertionError("the last attempt returns")
+        if status == 503:
+            raise _Unready(body)
+        return status, body
+
+    try:
+        return await try_again(attempt, _Unready, lambda _, tries: _RETRY_S if tries < _TRIES else None)
+    except _Unready as last:
+        return 503, last.args[0]
 
 
 def decoded(body: bytes) -> Any:

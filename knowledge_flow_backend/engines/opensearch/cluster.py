@@ -13,7 +13,7 @@ from opensearchpy import AsyncOpenSearch, OpenSearchException, TransportError
 from opensearchpy.exceptions import ConnectionError as NotConnected
 from opensearchpy.exceptions import ConnectionTimeout
 
-from backend_kit.aio.retry import NO_RETRY, Backoff, Retries, try_within
+from backend_kit.aio.retry import NO_RETRY, Retries, try_within
 from backend_kit.wire import dumps
 from knowledge_flow_backend.engines.scheduling import WriteThrottle
 from knowledge_flow_backend.errors import IndexUnavailable
@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 _REPEATED: Final = Retries(max_retries=1, budget_s=inf, base_s=0.15, jitter=2 / 3)
 """Retries of requests that may be repeated: with one, a cluster in trouble gets at most twice the requests."""
 _PASSING: Final = frozenset({429, 502, 503, 504})
-_BULK_TRIES: Final = 6
+_BULK_RETRIES: Final = 5
 _NONSENSE: Final = "opensearch: its answer cannot be read"
+_BUSY: Final = "opensearch: too busy to write, status=429"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +180,19 @@ class Cluster:
         await self._client.close()
 
     async def _write_batch(self, index: str, lines: bytes, alias: bool) -> None:
-        backoff = Backoff(0.2, self._rules.longest_backoff_s, jitter=0.5)
-        for attempt in range(1, _BULK_TRIES + 1):
+        async def write_left() -> None:
+            nonlocal lines
             answer = await self._bulk(index, lines, alias)
-            if answer is not None:
-                with _understood():
-                    lines = _left(lines, answer["items"]) if answer["errors"] else b""
-                if not lines:
-                    return
-            if attempt < _BULK_TRIES:
-                await asyncio.sleep(backoff.next_s())
-        raise IndexUnavailable("opensearch: too busy to write, status=429")
+            with _understood():
+                lines = _left(lines, answer["items"]) if answer["errors"] else b""
+            if lines:
+                raise _TooBusy(_BUSY)
+
+        retries = Retries(_BULK_RETRIES, inf, base_s=0.2, cap_s=self._rules.longest_backoff_s, jitter=0.5)
+        await try_within(retries, write_left, _TooBusy, lambda _busy: 0.0)
 
     async def _bulk(self, index: str, lines: bytes, alias: bool) -> Any:
-        """The answer; None where the cluster was too busy to look. A chunk's id makes repeating harmless."""
+        """The answer. A chunk's id makes repeating harmless."""
         try:
             return await self._client.bulk(
                 index=index,
@@ -201,7 +201,7 @@ class Cluster:
             )
         except TransportError as error:
             if error.status_code == 429:
-                return None
+                raise _TooBusy(_BUSY) from error
             raise _failure(error) from error
         except OpenSearchException as error:
             raise IndexUnavailable(_NONSENSE) from error
@@ -228,6 +228,10 @@ class Cluster:
         if not isinstance(answer, dict):
             raise IndexUnavailable(_NONSENSE)
         return answer
+
+
+class _TooBusy(IndexUnavailable):
+    """The cluster has not taken all of a bulk request: the rest may be sent again."""
 
 
 class _Shared:
