@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -20,17 +20,22 @@ _REFUSED = {
 }
 
 
-class ServiceApi:
-    """REST of the service under test. Enter it before use; whatever is not there is a `PreparationFailed`."""
+class RestClient:
+    """Requests beside the sockets of a run, with its credentials. Enter it before use."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, connections: int = 100, timeout_s: float | None = None) -> None:
+        """`connections` at once, 0: without a limit. A request may take `timeout_s`, None: as long as it takes."""
         self._config = config
+        self._connections = connections
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._http: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "ServiceApi":
-        connector = aiohttp.TCPConnector(ssl=not self._config.insecure, keepalive_timeout=KEPT_S)
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        self._http = aiohttp.ClientSession(connector=connector, headers=self._config.auth_headers, timeout=timeout)
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(
+            limit=self._connections, ssl=not self._config.insecure, keepalive_timeout=KEPT_S
+        )
+        headers = self._config.auth_headers
+        self._http = aiohttp.ClientSession(connector=connector, headers=headers, timeout=self._timeout)
         return self
 
     async def __aexit__(
@@ -38,6 +43,21 @@ class ServiceApi:
     ) -> None:
         if self._http is not None:
             await self._http.close()
+
+    async def _request(self, method: str, url: str, **options: Any) -> tuple[int, Any]:
+        """Status and decoded body, `options` as those of aiohttp. Raises its errors, TimeoutError, and RuntimeError
+        before it is entered."""
+        if self._http is None:
+            raise RuntimeError("a client is used before it is entered")
+        async with self._http.request(method, url, **options) as answer:
+            return answer.status, json_or_text(await answer.read())
+
+
+class ServiceApi(RestClient):
+    """REST of the service under test; whatever is not there is a `PreparationFailed`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config, timeout_s=_TIMEOUT_S)
 
     async def require_alive(self) -> None:
         """Raise `PreparationFailed` unless the service's loop answers."""
@@ -60,17 +80,14 @@ class ServiceApi:
         return (clock() - begin) * 1e3
 
     async def _call(self, method: str, url: str, params: Mapping[str, str] | None, body: object) -> Any:
-        if self._http is None:
-            raise RuntimeError("ServiceApi is used before it is entered")
         where = f"{method} {urlsplit(url)._replace(query='').geturl()}"
         try:
-            async with self._http.request(method, url, params=params, json=body) as answer:
-                said = json_or_text(await answer.read())
+            status, said = await self._request(method, url, params=params, json=body)
         except aiohttp.ClientError as failure:
             raise PreparationFailed(f"the service cannot be reached: {where}: {http_failure(failure)}") from failure
         except TimeoutError as late:
             raise PreparationFailed(f"the service cannot be reached: {where}: no answer in {_TIMEOUT_S:g} s") from late
-        if answer.status != 200:
-            reason = _REFUSED.get(answer.status) or refusal_text(said)
-            raise PreparationFailed(f"{where} answered {answer.status}: {reason}")
+        if status != 200:
+            reason = _REFUSED.get(status) or refusal_text(said)
+            raise PreparationFailed(f"{where} answered {status}: {reason}")
         return said

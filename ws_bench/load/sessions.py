@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 
 from ws_bench.config.flags import RunConfig
-from ws_bench.errors import SessionCallFailed, json_or_text, refusal_text
-from ws_bench.load.streams import KEPT_S
+from ws_bench.errors import SessionCallFailed, refusal_text
+from ws_bench.load.service import RestClient
 
 T = TypeVar("T")
 
@@ -28,30 +27,16 @@ async def for_each(items: Collection[T], work: Callable[[T], Awaitable[None]], *
             workers.create_task(worker())
 
 
-class SessionApi:
-    """Client of `/chatbot/session` or `/threads`. Enter it before use; counts what it created, deleted, left behind."""
+class SessionApi(RestClient):
+    """Client of `/chatbot/session` or `/threads`; counts what it created, deleted, left behind."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._config = config
+        # No limit on connections: the clients are the limit, and a wait here would be the generator's own.
+        super().__init__(config, connections=0)
         self._url = config.threads_url if config.protocol == "langgraph" else config.session_url
-        self._http: aiohttp.ClientSession | None = None
         self.created = 0
         self.deleted = 0
         self.delete_failures: list[str] = []
-
-    async def __aenter__(self) -> "SessionApi":
-        # No limit on connections: the clients are the limit, and a wait here would be the generator's own.
-        connector = aiohttp.TCPConnector(limit=0, ssl=not self._config.insecure, keepalive_timeout=KEPT_S)
-        self._http = aiohttp.ClientSession(
-            connector=connector, headers=self._config.auth_headers, timeout=aiohttp.ClientTimeout(total=None)
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._http is not None:
-            await self._http.close()
 
     async def create(self) -> str:
         """Create a session and return its id. Raises `SessionCallFailed`; the caller sets the deadline."""
@@ -93,12 +78,8 @@ class SessionApi:
         return [message for message in payload if isinstance(message, dict)]
 
     async def _call(self, method: str, url: str, body: Mapping[str, object] | None) -> tuple[int, object]:
-        if self._http is None:
-            raise RuntimeError("SessionApi is used before it is entered")
         try:
-            async with self._http.request(method, url, json=body, allow_redirects=False) as response:
-                raw = await response.read()
-                return response.status, json_or_text(raw)
+            return await self._request(method, url, json=body, allow_redirects=False)
         except aiohttp.ClientConnectorDNSError as failure:
             raise SessionCallFailed("dns", str(failure)) from failure
         except aiohttp.ClientConnectorError as failure:
