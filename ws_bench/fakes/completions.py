@@ -114,7 +114,7 @@ class Completions:
         if not request.get("stream"):
             _Whole(wire, plan, knobs, times, connection, self._stats, self._wheel).step()
         elif connection.can_stream:
-            _Stream(wire, plan, knobs, times, connection, self._stats, self._wheel).step()
+            _Stream(wire, plan, knobs, times, connection, self._stats, self._wheel).start()
         else:
             self._stats.refused += 1
             connection.respond(505, wire.error("streams need HTTP/1.1", 400))
@@ -206,10 +206,14 @@ class TokenSchedule:
 class _Answer:
     """What streamed and whole answers share: the schedule, and counting how they end."""
 
-    __slots__ = ("_connection", "_ending", "_last_at", "_open", "_start", "_stats", "_stop", "_times", "_wheel")
+    __slots__ = (
+        "_connection", "_ending", "_garbage", "_last_at", "_open", "_plan", "_start", "_stats", "_stop", "_times",
+        "_wheel", "_wire",
+    )  # fmt: skip
 
     def __init__(
         self,
+        wire: Wire,
         plan: CompletionPlan,
         knobs: Knobs,
         times: TokenSchedule,
@@ -218,6 +222,9 @@ class _Answer:
         wheel: TimerWheel,
     ) -> None:
         now = wheel.time()
+        self._wire = wire
+        self._plan = plan
+        self._garbage = knobs.garbage
         self._connection = connection
         self._stats = stats
         self._wheel = wheel
@@ -255,23 +262,14 @@ class _Answer:
 class _Stream(_Answer):
     """One streamed completion: a cursor over its frames, advanced by the timer wheel."""
 
-    __slots__ = ("_frames", "_sent", "_wire")
+    __slots__ = ("_frames", "_sent")
 
-    def __init__(
-        self,
-        wire: Wire,
-        plan: CompletionPlan,
-        knobs: Knobs,
-        times: TokenSchedule,
-        connection: Connection,
-        stats: MockLlmStats,
-        wheel: TimerWheel,
-    ) -> None:
-        super().__init__(plan, knobs, times, connection, stats, wheel)
-        self._wire = wire
-        frames, end = wire.frames(plan)
-        if knobs.garbage is not None and frames:
-            at = min(knobs.garbage, len(frames) - 1)
+    def start(self) -> None:
+        """Begin to send, with what is due already."""
+        wire = self._wire
+        frames, end = wire.frames(self._plan)
+        if self._garbage is not None and frames:
+            at = min(self._garbage, len(frames) - 1)
             frames[at] = wire.garbage + frames[at]
         frames = frames[: self._stop]
         if self._ending == "finish":
@@ -279,6 +277,7 @@ class _Stream(_Answer):
         # Without any token the head of the answer must still be sent.
         self._frames = frames or [b""]
         self._sent = 0
+        self.step()
 
     def step(self) -> None:
         """Send every token that is due in one write, then come back for the next one."""
@@ -316,22 +315,7 @@ class _Stream(_Answer):
 class _Whole(_Answer):
     """One completion sent in one piece at the time at which its stream would have ended."""
 
-    __slots__ = ("_garbage", "_plan", "_wire")
-
-    def __init__(
-        self,
-        wire: Wire,
-        plan: CompletionPlan,
-        knobs: Knobs,
-        times: TokenSchedule,
-        connection: Connection,
-        stats: MockLlmStats,
-        wheel: TimerWheel,
-    ) -> None:
-        super().__init__(plan, knobs, times, connection, stats, wheel)
-        self._wire = wire
-        self._plan = plan
-        self._garbage = knobs.garbage is not None
+    __slots__ = ()
 
     def step(self) -> None:
         """Send the answer if it is due."""
@@ -345,4 +329,4 @@ class _Whole(_Answer):
             self._stats.tokens += self._plan.answer_tokens
             self._finished()
             body = dumps(self._wire.whole(self._plan))
-            self._connection.respond_bytes(200, body[: len(body) // 2] if self._garbage else body)
+            self._connection.respond_bytes(200, body if self._garbage is None else body[: len(body) // 2])
