@@ -1,10 +1,12 @@
 """The database of one index: its two pools, its schema in Postgres, and how its connections search."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from backend_kit.db.database import Database
-from backend_kit.db.faults import AnyFault, Cause, cause_of, sqlstate_of
+from backend_kit.db.faults import AnyFault, Cause, DatabaseFault, cause_of, sqlstate_of
 from backend_kit.db.libpq import MIGRATION_TIMEOUT_MS, STATEMENT_TIMEOUT_MS
 from backend_kit.db.libpq import connect_args as libpq_args
 from backend_kit.db.pool import ANSWER_S, Pool, PoolMetrics, PoolRules
@@ -55,11 +57,17 @@ class IndexDatabase(Database):
             writes=Pool("ingest", settings, writes, metrics, connect_args=write_args, answer_s=wait_s + ANSWER_S),
         )
 
-    def require_ready(self) -> None:
-        """Raise `IndexUnavailable` before the first contact: the tables may not be there yet."""
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """For a block that asks Postgres. Raises `IndexUnavailable` before the first contact, since the tables may not
+        be there yet, and in the place of a `DatabaseFault` the failure that it is to callers."""
         if not self.ready:
             refused = self.state.status == "refused"
             raise IndexUnavailable(self.state.reason if refused else "the schema is not known yet")
+        try:
+            yield
+        except DatabaseFault as error:
+            raise _failure_of(error) from error
 
 
 def connect_args(
@@ -96,7 +104,7 @@ _DIMENSIONS = "22000"
 """pgvector's SQLSTATE for two vectors of different lengths, or one that is not as long as its column."""
 
 
-def failure_of(error: AnyFault) -> IndexUnavailable | SchemaMismatch | UploadProcessingFailed:
+def _failure_of(error: AnyFault) -> IndexUnavailable | SchemaMismatch | UploadProcessingFailed:
     """The failure to raise for a database error. Its text names the SQLSTATE only: the server's may quote the
     question."""
     sqlstate, cause = sqlstate_of(error), cause_of(error)

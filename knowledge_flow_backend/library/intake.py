@@ -19,12 +19,11 @@ from typing import Any
 
 from sqlalchemy import text
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.errors import Conflict
 from knowledge_flow_backend.index import Reader
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.library.reasons import Reason, Refused
 from knowledge_flow_backend.library.statements import label_lock
 from knowledge_flow_backend.library.store import RAW_PIECE_BYTES, Statements, lock_own, refuse_changing
@@ -214,8 +213,7 @@ class Intake:
         with `superseded` where its libraries are deleted meanwhile, with `ambiguous` where it would be a new version of
         several documents, and what `pieces` raises.
         """
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 await connection.execute("lock_timeout", _LOCK_TIMEOUT)
                 found = await _find_or_add(connection, reader, arrival)
@@ -227,8 +225,6 @@ class Intake:
                 else:
                     await self._store(connection, claim, arrival, pieces)
                 await connection.commit()
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         return claim, found.changing or not same
 
     async def again(self, reader: Reader, uid: str, pipeline: str) -> Left | None:
@@ -237,9 +233,8 @@ class Intake:
         Durable as in `claim`. Raises `Forbidden` for another's, `Conflict` for an attachment, while new content is
         written, and where no file of it is kept.
         """
-        self._database.require_ready()
         claim = Claim(uid, pipeline)
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 await connection.execute("lock_timeout", _LOCK_TIMEOUT)
                 # Before any lock: the write of a large document holds its row for minutes.
@@ -260,8 +255,6 @@ class Intake:
                 await connection.execute("copy_pieces", _COPY_PIECES, {"uid": uid, "piece": RAW_PIECE_BYTES})
                 await connection.execute("renew_jobs", _RENEW, {"claims": [claim.mark], "lease_s": self.lease_s})
                 await connection.commit()
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         return Left(
             claim=claim,
             owner_id=reader.user_id,

@@ -15,7 +15,7 @@ from backend_kit.db.faults import DatabaseFault, sqlstate_of
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.errors import Conflict, Forbidden
 from knowledge_flow_backend.index import IndexWriter, Reader
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.reads import SharedReads
 from knowledge_flow_backend.library import statements
 from knowledge_flow_backend.library.reasons import SENTENCES, Reason
@@ -98,25 +98,22 @@ class Statements:
 
     async def rows(self, op: str, statement: TextClause, parameters: Mapping[str, object]) -> Sequence[Any]:
         """The rows. Raises `IndexUnavailable`, and `Conflict` where a name is taken."""
-        self._database.require_ready()
-        try:
-            async with self._database.main.connection() as connection:
-                return await connection.execute(op, statement, parameters)
-        except DatabaseFault as error:
-            if sqlstate_of(error) == _UNIQUE:
-                raise Conflict("the name is taken") from error
-            raise failure_of(error) from error
+        with self._database.guarded():
+            try:
+                async with self._database.main.connection() as connection:
+                    return await connection.execute(op, statement, parameters)
+            except DatabaseFault as error:
+                if sqlstate_of(error) == _UNIQUE:
+                    raise Conflict("the name is taken") from error
+                raise
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[TimedConnection]:
         """A connection whose statements take effect together, at the end of the block. Raises as `rows`."""
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 yield connection
                 await connection.commit()
-        except DatabaseFault as error:
-            raise failure_of(error) from error
 
 
 class Library:

@@ -8,13 +8,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import Place, moved, of_generations
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
 from knowledge_flow_backend.engines.scheduling import CatchUp
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.metrics import KnowledgeFlowMetrics
 
 logger = logging.getLogger(__name__)
@@ -51,8 +50,7 @@ class Follower(CatchUp):
 
     async def follow(self) -> int:
         """Apply up to a batch of the noted changes; returns how many notes were done. Raises `IndexUnavailable`."""
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 if not (await connection.execute("lock", statements.LOCK_FOLLOWING))[0][0]:
                     return 0
@@ -65,16 +63,12 @@ class Follower(CatchUp):
                     await connection.execute("done_pending", statements.DONE, {"ids": [note[0] for note in notes]})
                     await connection.commit()
                 return len(notes)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
 
     async def _count(self) -> None:
         """Publish how much is left; every process does, whichever follows. Raises `IndexUnavailable`."""
-        try:
+        with self._database.guarded():
             async with self._database.main.connection() as connection:
                 rows = await connection.execute("pending", statements.PENDING)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         self._metrics.index_pending.set(rows[0][0])
 
     async def _move(self, connection: TimedConnection, notes: Sequence[Sequence[Any]]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
 from knowledge_flow_backend.engines.opensearch import statements as opensearch_statements
@@ -27,7 +26,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
 )
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Vector
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Embed
 
 TRIES: Final = 3
@@ -137,13 +136,10 @@ class OpenSearchChunks(PostgresReads):
 
         An empty one needs no index yet: the first write makes it.
         """
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.main.connection() as connection:
                 holds = await made_by(connection)
                 token = await connection.execute("index_token", opensearch_statements.TOKEN)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         if holds is None:
             await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
             return
@@ -152,18 +148,16 @@ class OpenSearchChunks(PostgresReads):
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         """See `ChunkIndex`. Raises as there."""
-        self._database.require_ready()
         question = _Question(embed)
-        try:
-            for _ in range(TRIES):
-                hits, changed = await self._search_once(query, question)
-                if not changed:
-                    break
-            return hits
-        except _NothingInScope:
-            return []
-        except DatabaseFault as error:
-            raise failure_of(error) from error
+        with self._database.guarded():
+            try:
+                for _ in range(TRIES):
+                    hits, changed = await self._search_once(query, question)
+                    if not changed:
+                        break
+                return hits
+            except _NothingInScope:
+                return []
 
     async def _search_once(self, query: IndexQuery, question: _Question) -> tuple[list[ChunkHit], bool]:
         """The hits, and whether some may be missing because documents changed in Postgres meanwhile."""

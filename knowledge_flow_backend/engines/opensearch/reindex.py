@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.opensearch import statements
 from knowledge_flow_backend.engines.opensearch.body import (
@@ -30,7 +29,7 @@ from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index,
 from knowledge_flow_backend.engines.pgvector.rows import Made
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +88,9 @@ class Reindexer:
 
         Raises `NothingToRebuild`, `SchemaMismatch` where the index is another database's, `IndexUnavailable`.
         """
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._alone():
                 return await self._rebuild()
-        except DatabaseFault as error:
-            raise failure_of(error) from error
 
     async def _rebuild(self) -> Rebuild:
         alias = self._database.index

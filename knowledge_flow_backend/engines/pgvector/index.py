@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import text
 
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import gather_pair
@@ -20,7 +19,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
 from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Embed
 
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(current_schema() || '.common_words'))")
@@ -65,38 +64,30 @@ class PgVectorIndex(PostgresReads):
     async def check(self, dimension: int | None = None) -> None:
         """Raises `SchemaMismatch` where the index holds vectors of another model, or length where that is known;
         `IndexUnavailable`."""
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.main.connection() as connection:
                 holds = await made_by(connection)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         if holds is not None:
             check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
 
     async def count_common_words(self) -> None:
         """Copy Postgres' statistics of words; one process at a time, the others skip it. Raises `IndexUnavailable`."""
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 rows = await connection.execute("lock", _TRY_LOCK)
                 if rows[0][0]:
                     await connection.execute("common_words", statements.COUNT_COMMON_WORDS)
                     await connection.commit()
-        except DatabaseFault as error:
-            raise failure_of(error) from error
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         """See `ChunkIndex`. Raises as there."""
-        self._database.require_ready()
-        try:
-            if query.policy is Policy.STRICT:
-                return await self._strict(query)
-            return await self._by_vector(query, embed)
-        except _NothingInScope:
-            return []
-        except DatabaseFault as error:
-            raise failure_of(error) from error
+        with self._database.guarded():
+            try:
+                if query.policy is Policy.STRICT:
+                    return await self._strict(query)
+                return await self._by_vector(query, embed)
+            except _NothingInScope:
+                return []
 
     async def _strict(self, query: IndexQuery) -> list[ChunkHit]:
         with self._kpi.phase("lexical_query"):

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from backend_kit.aio import FairGate, GateRules
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import DriverStatement
 from backend_kit.kpi import Kpi
 from knowledge_flow_backend.concurrency import UNBOUNDED
 from knowledge_flow_backend.engines.pgvector.rows import vector_text
 from knowledge_flow_backend.engines.pgvector.statements import SIMILARITIES
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Similarity, Vector
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 
 
 class PostgresReads:
@@ -32,13 +31,10 @@ class PostgresReads:
 
     async def similarities(self, chunk_uids: Sequence[str], vector: Vector, reader: Reader) -> list[Similarity]:
         """See `ChunkIndex`. Raises as there."""
-        self._database.require_ready()
         everywhere = IndexQuery("", Policy.SEMANTIC, reader, limit=0, candidates=0, libraries=reader.within(None))
         parameters = {**scope_of(everywhere), "uids": list(chunk_uids), "vector": vector_text(vector)}
-        try:
+        with self._database.guarded():
             rows = await self._rows("similarities", SIMILARITIES, parameters, reader)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         return [Similarity(uid, cosine) for uid, cosine in rows]
 
     async def _rows(

@@ -12,13 +12,12 @@ from sqlalchemy import text
 
 from backend_kit.auth import AuditEvent
 from backend_kit.db.audit import add_events
-from backend_kit.db.faults import DatabaseFault
 from backend_kit.db.pool import TimedConnection
 from backend_kit.wire import dumps
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.engines.scheduling import WriteThrottle
 from knowledge_flow_backend.errors import Conflict, SchemaMismatch
-from knowledge_flow_backend.index.database import LOCK_KEY, IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import LOCK_KEY, IndexDatabase
 from knowledge_flow_backend.index.models import Chunk, Document, DocumentContent, Vector
 
 INLINE_DIMENSIONS = 1024
@@ -151,15 +150,12 @@ async def delete_rows(database: IndexDatabase, document_uid: str, event: AuditEv
 
     Raises `IndexUnavailable`.
     """
-    database.require_ready()
-    try:
+    with database.guarded():
         async with database.writes.connection() as connection:
             rows = await connection.execute("delete_document", _DELETE, {"uid": document_uid})
             if rows and event is not None:
                 await add_events(connection, event)
             await connection.commit()
-    except DatabaseFault as error:
-        raise failure_of(error) from error
     return bool(rows)
 
 
@@ -258,11 +254,8 @@ class DocumentWriter(ABC):
         Postgres cannot store (a NUL)."""
         if len(chunks) != len(vectors):
             raise ValueError(f"{len(chunks)} chunks with {len(vectors)} vectors")
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             version = await self._replace(document, content, chunks, vectors)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
         self._wake()
         return version
 

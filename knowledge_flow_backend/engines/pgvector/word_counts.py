@@ -12,9 +12,8 @@ from typing import Final
 
 from sqlalchemy import text
 
-from backend_kit.db.faults import DatabaseFault
 from knowledge_flow_backend.engines.scheduling import CatchUp
-from knowledge_flow_backend.index.database import IndexDatabase, failure_of
+from knowledge_flow_backend.index.database import IndexDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +110,7 @@ class WordCounter(CatchUp):
 
     async def count(self) -> int:
         """Count some of the noted documents again; how many notes were done. Raises `IndexUnavailable`."""
-        self._database.require_ready()
-        try:
+        with self._database.guarded():
             async with self._database.writes.connection() as connection:
                 if not (await connection.execute("lock", _LOCK))[0][0]:
                     return 0
@@ -124,5 +122,3 @@ class WordCounter(CatchUp):
                     await connection.execute("empty_places", _DROP_EMPTY)
                     await connection.commit()
                 return len(notes)
-        except DatabaseFault as error:
-            raise failure_of(error) from error
