@@ -15,20 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import yaml
 
 from backend_kit.doctor.checks import Diagnosis, Health
-from backend_kit.settings import SettingsError
-from backend_kit.settings.source import read_env_file, read_yaml
 from backend_kit.wire import dumps
 from turnwise.errors import EXIT_UNUSABLE, StartRefused
 from turnwise.findings import ServiceFindings, as_json, decode_findings, exit_code, sections_with, table, together
 from turnwise.home import checkout, find_home, resource_directory, stored_password
 from turnwise.installed import installed_findings
 from turnwise.launcher import environment_of
-from turnwise.plan import Plan, ServicePlan, read_plan
+from turnwise.plan import Plan, ServicePlan, read_configuration, read_plan, section_of
 from turnwise.ports import LOOPBACK
 from turnwise.run import port_of
 from turnwise.supervise import last_word
@@ -101,14 +99,9 @@ def _sections(options: argparse.Namespace, directory: Path) -> list[ServiceFindi
 def service_of(file: Path, environ: Mapping[str, str]) -> Examined:
     """The service that a file configures, as it would be started with it. Raises `StartRefused` for a file that cannot
     be read."""
-    try:
-        data = read_yaml(file).data
-        env_file = environ.get("ENV_FILE")
-        known = {name: value for name, (value, _) in read_env_file(Path(env_file)).items()} if env_file else {}
-    except SettingsError as error:
-        raise StartRefused(str(error)) from None
+    data, known = read_configuration(file, environ)
     environment = dict(environ)
-    postgres = _section(data, "storage", "postgres")
+    postgres = section_of(data, "storage", "postgres")
     given = environ.get(_PASSWORD) or known.get(_PASSWORD) or postgres.get("password")
     if not given and postgres.get("host") in LOOPBACK:
         # That of `turnwise run`, which makes a password of its own and tells its services alone.
@@ -230,10 +223,3 @@ def _password(base: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def _shown(file: Path) -> Path:
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
-
-
-def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
-    for key in path:
-        inner = data.get(key)
-        data = inner if isinstance(inner, dict) else {}
-    return data

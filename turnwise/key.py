@@ -20,12 +20,11 @@ from pydantic import SecretStr, ValidationError
 
 from backend_kit.auth import AuditAction, AuditEvent, KeyRecord, KeyScope, make_key
 from backend_kit.auth.acting import RESERVED
-from backend_kit.settings import Postgres, SettingsError
-from backend_kit.settings.source import read_env_file, read_yaml
+from backend_kit.settings import Postgres
 from backend_kit.wire import ServiceError
 from turnwise.errors import StartRefused
 from turnwise.home import checkout, resource_directory, stored_password
-from turnwise.plan import read_plan
+from turnwise.plan import read_configuration, read_plan, section_of
 from turnwise.ports import LOOPBACK
 from turnwise.run import port_of
 
@@ -119,16 +118,11 @@ def find_keys(config: Path | None, environ: Mapping[str, str], port: int | None)
     directory = resource_directory() / "config"
     named = environ.get("CONFIG_FILE")
     file = config or (Path(named) if named else directory / "agentic" / "configuration.yaml")
-    try:
-        data = read_yaml(file).data
-        env_file = environ.get("ENV_FILE")
-        known = {key: value for key, (value, _) in read_env_file(Path(env_file)).items()} if env_file else {}
-    except SettingsError as error:
-        raise StartRefused(str(error)) from None
+    data, known = read_configuration(file, environ)
     known |= environ
-    security = _section(data, "security")
-    own = _section(security, "api_keys", "postgres")
-    found, password = (own, _PASSWORDS[1]) if own else (_section(data, "storage", "postgres"), _PASSWORDS[0])
+    security = section_of(data, "security")
+    own = section_of(security, "api_keys", "postgres")
+    found, password = (own, _PASSWORDS[1]) if own else (section_of(data, "storage", "postgres"), _PASSWORDS[0])
     values = {**found, "password": known[password]} if known.get(password) else dict(found)
     if port is not None and not own:
         knowledge = directory / "knowledge_flow" / "configuration.yaml"
@@ -142,7 +136,7 @@ def find_keys(config: Path | None, environ: Mapping[str, str], port: int | None)
         # That of `turnwise run`, which makes a password of its own and tells its services alone.
         made = stored_password(checkout() or Path.cwd(), environ)
         postgres = postgres.model_copy(update={"password": made and SecretStr(made)})
-    return Keys(postgres, None if _section(security, "user").get("enabled", True) else _LOCAL_USER)
+    return Keys(postgres, None if section_of(security, "user").get("enabled", True) else _LOCAL_USER)
 
 
 def new_record(options: argparse.Namespace, local_user: str | None, now: float) -> tuple[str, KeyRecord]:
@@ -233,10 +227,3 @@ def _state(record: KeyRecord, now: float) -> str:
 
 def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).date().isoformat()
-
-
-def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
-    for key in path:
-        inner = data.get(key)
-        data = inner if isinstance(inner, dict) else {}
-    return data

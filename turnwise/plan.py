@@ -108,14 +108,11 @@ def read_plan(
     With `port` the page is there and everything else on the ports after it. Raises `Unusable`, which names file
     and line.
     """
-    try:
-        environment = _environment(environ, bench=bench)
-        data = read_yaml(agentic_config).data
-        with_knowledge = importlib.util.find_spec(_OF_KNOWLEDGE_FLOW) is not None
-        knowledge_data = read_yaml(knowledge_config).data if with_knowledge else {}
-        known = {**_read_env_file(environment), **environment}
-    except SettingsError as error:
-        raise Unusable(str(error)) from None
+    environment = _environment(environ, bench=bench)
+    data, known = read_configuration(agentic_config, environment)
+    known |= environment
+    with_knowledge = importlib.util.find_spec(_OF_KNOWLEDGE_FLOW) is not None
+    knowledge_data, _ = read_configuration(knowledge_config, {}) if with_knowledge else ({}, {})
     agentic = _service("agentic", "agentic_backend", agentic_config, data)
     knowledge = None
     if with_knowledge:
@@ -132,7 +129,7 @@ def read_plan(
         model_url=model_url,
         postgres_port=_postgres_port(data, agentic_config),
         tools_port=_tools_port(data),
-        database=str(_section(data, "storage", "postgres").get("database", "turnwise")),
+        database=str(section_of(data, "storage", "postgres").get("database", "turnwise")),
         environment={**environment, **override},
     )
 
@@ -156,21 +153,36 @@ def _order(data: dict[str, Any], agentic: ServicePlan, knowledge: ServicePlan | 
 
 def _with_ports(service: ServicePlan, data: dict[str, Any], ports: Mapping[int, int]) -> ServicePlan:
     """The service with its ports and the content of its file moved."""
-    app = {**_section(data, "app"), "port": service.port}
+    app = {**section_of(data, "app"), "port": service.port}
     if service.metrics_port is not None:
         app["metrics_port"] = service.metrics_port
     content = with_ports({**data, "app": app}, ports)
     return replace(_service(service.title, service.module, service.config, content), content=content)
 
 
+def read_configuration(config: Path, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The content of a service's file, and the variables of the file that `ENV_FILE` names. Raises `Unusable`, which
+    names file and line."""
+    env_file = environ.get("ENV_FILE")
+    try:
+        data = read_yaml(config).data
+        known = {name: value for name, (value, _) in read_env_file(Path(env_file)).items()} if env_file else {}
+    except SettingsError as error:
+        raise Unusable(str(error)) from None
+    return data, known
+
+
+def section_of(data: dict[str, Any], *path: str) -> dict[str, Any]:
+    """A mapping of the file, empty if absent or of another type, which the services themselves refuse."""
+    for key in path:
+        inner = data.get(key)
+        data = inner if isinstance(inner, dict) else {}
+    return data
+
+
 def _environment(environ: Mapping[str, str], *, bench: bool) -> dict[str, str]:
     dropped = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ENV_FILE") if bench else ()
     return {name: value for name, value in environ.items() if name not in dropped}
-
-
-def _read_env_file(environment: Mapping[str, str]) -> dict[str, str]:
-    name = environment.get("ENV_FILE")
-    return {} if not name else {key: value for key, (value, _) in read_env_file(Path(name)).items()}
 
 
 def _model(data: dict[str, Any], known: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
@@ -189,7 +201,7 @@ def _model(data: dict[str, Any], known: Mapping[str, str]) -> tuple[str | None, 
 
 def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> ServicePlan:
     port, metrics_port = _PORTS[module]
-    app = _section(data, "app")
+    app = section_of(data, "app")
     metrics = app.get("metrics_enabled", True)
     return ServicePlan(
         title=title,
@@ -206,14 +218,14 @@ def _service(title: str, module: str, config: Path, data: dict[str, Any]) -> Ser
 
 def _model_url(data: dict[str, Any]) -> str:
     """Where the file has a model of OpenAI's provider, which the mock model may stand in for; "" where it has none."""
-    if _section(data, "ai", "default_chat_model").get("provider", "openai") != "openai":
+    if section_of(data, "ai", "default_chat_model").get("provider", "openai") != "openai":
         return ""
-    return str(_section(data, "ai", "default_chat_model", "settings").get("base_url", ""))
+    return str(section_of(data, "ai", "default_chat_model", "settings").get("base_url", ""))
 
 
 def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
     """The port of the embedded Postgres, None if the file names one elsewhere."""
-    postgres = _section(data, "storage", "postgres")
+    postgres = section_of(data, "storage", "postgres")
     if postgres.get("host", "127.0.0.1") not in LOOPBACK:
         return None
     return _port(postgres.get("port", 5432), config, "storage.postgres.port")
@@ -221,20 +233,12 @@ def _postgres_port(data: dict[str, Any], config: Path) -> int | None:
 
 def _tools_port(data: dict[str, Any]) -> int | None:
     """The port of the sample tools, None unless the file names them on this machine and enables them."""
-    servers = _section(data, "mcp").get("servers")
+    servers = section_of(data, "mcp").get("servers")
     for server in servers if isinstance(servers, list) else ():
         if isinstance(server, dict) and server.get("id") == SAMPLE_TOOLS and server.get("enabled", True) is True:
             url = urlsplit(str(server.get("url", "")))
             return url.port if url.hostname in LOOPBACK else None
     return None
-
-
-def _section(data: dict[str, Any], *path: str) -> dict[str, Any]:
-    """A mapping of the file, empty if absent or of another type, which the services themselves refuse."""
-    for key in path:
-        inner = data.get(key)
-        data = inner if isinstance(inner, dict) else {}
-    return data
 
 
 def _port(value: object, config: Path, key: str) -> int:
