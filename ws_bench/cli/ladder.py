@@ -16,12 +16,12 @@ from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
 from ws_bench.errors import BenchError, PreparationFailed, TurnBroken, UsageError
 from ws_bench.load.engines import connector_of
-from ws_bench.load.rounds import Case, CaseSeries, quiet, run_rounds
+from ws_bench.load.rounds import Case, CaseSeries, exit_code_of, quiet, run_rounds
 from ws_bench.load.run import run_load
 from ws_bench.load.service import ServiceApi
 from ws_bench.record.dialects import clock, parse_event
 from ws_bench.record.results import percentile
-from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, build_report, sample_of
+from ws_bench.record.summary import EXIT_INTERRUPTED, build_report, sample_of
 from ws_bench.report.report import Style, text_table, write_file
 
 SCHEMA = "turnwise.ws_bench.ladder"
@@ -66,11 +66,7 @@ def ladder_command(argv: list[str]) -> int:
     requests, rungs, series, interrupted = outcome
     print(ladder_text(requests, rungs, series, Style.of(sys.stdout)), end="")
     _write(config, requests, series)
-    if interrupted:
-        return EXIT_INTERRUPTED
-    if not any(one.samples for one in series.values()):
-        return EXIT_FAILED
-    return EXIT_GATE if any(one.failures for one in series.values()) else EXIT_OK
+    return exit_code_of(series, interrupted=interrupted)
 
 
 def ladder_text(

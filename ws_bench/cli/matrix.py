@@ -11,9 +11,9 @@ from ws_bench.config.flags import RunConfig, config_of
 from ws_bench.config.golang import Flags
 from ws_bench.config.runflags import run_flags
 from ws_bench.errors import UsageError
-from ws_bench.load.rounds import Case, CaseSeries, run_rounds
+from ws_bench.load.rounds import Case, CaseSeries, exit_code_of, run_rounds
 from ws_bench.load.service import ServiceApi
-from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK
+from ws_bench.record.summary import EXIT_INTERRUPTED
 from ws_bench.report.report import Style, text_table, write_file
 
 SCHEMA = "turnwise.ws_bench.matrix"
@@ -56,11 +56,7 @@ def matrix_command(argv: list[str]) -> int:
     series, interrupted = outcome
     print(matrix_text(series, left_out, values.rounds, Style.of(sys.stdout)), end="")
     _write(base, series)
-    if interrupted:
-        return EXIT_INTERRUPTED
-    if not any(one.samples for one in series.values()):
-        return EXIT_FAILED
-    return EXIT_GATE if any(one.failures for one in series.values()) else EXIT_OK
+    return exit_code_of(series, interrupted=interrupted)
 
 
 def combinations(flags: Flags, argv: Sequence[str], varied: Sequence[Varied]) -> tuple[list[Case], list[str]]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from ws_bench.config.flags import RunConfig
 from ws_bench.load.run import run_load
-from ws_bench.record.summary import RunReport, build_report
+from ws_bench.record.summary import EXIT_FAILED, EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, RunReport, build_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,15 @@ async def run_rounds(cases: Sequence[Case], rounds: int, argv: Sequence[str]) ->
             if report.recording.interrupted:
                 return series, True
     return series, False
+
+
+def exit_code_of(series: Mapping[str, CaseSeries], *, interrupted: bool) -> int:
+    """0, 1 where some of a case failed, 3 where nothing succeeded, or the code of an interrupted run."""
+    if interrupted:
+        return EXIT_INTERRUPTED
+    if not any(one.samples for one in series.values()):
+        return EXIT_FAILED
+    return EXIT_GATE if any(one.failures for one in series.values()) else EXIT_OK
 
 
 def quiet(config: RunConfig) -> RunConfig:
