@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
-from knowledge_flow_backend.ingest.parsers.decode import decode
+from knowledge_flow_backend.ingest.parsers.decode import decode, lines_of
 from knowledge_flow_backend.ingest.tables import header_rule, table_row
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
@@ -51,18 +51,9 @@ def parse(data: bytes, *, max_chars: int = MAX_CHARS, max_cells: int = MAX_CELLS
     return writer.parsed("", cut=" ".join(cut))
 
 
-def _lines(content: str) -> Iterator[str]:
-    """Lines with their ends; not all at once, as they would take the memory of the file once more."""
-    start = 0
-    while start < len(content):
-        end = content.find("\n", start) + 1 or len(content)
-        yield content[start:end]
-        start = end
-
-
 def _rows(content: str, delimiter: str, quoting: int) -> Iterator[list[str]]:
     """The rows. Raises csv.Error for a cell that is too long, and at the end where a quote was never closed."""
-    lines = chain(_lines(content), (_END,))
+    lines = chain(lines_of(content), (_END,))
     for row in csv.reader(lines, delimiter=delimiter, quoting=quoting):  # type: ignore[arg-type]
         if row == [_END]:
             return
@@ -72,7 +63,7 @@ def _rows(content: str, delimiter: str, quoting: int) -> Iterator[list[str]]:
 
 def _delimiter(content: str) -> str:
     """The sign that divides most of the first rows into the same number of cells, more than one."""
-    sample = list(islice(_lines(content[:_SAMPLE_CHARS]), _SAMPLE_ROWS))
+    sample = list(islice(lines_of(content[:_SAMPLE_CHARS]), _SAMPLE_ROWS))
     if len(sample) > 1 and len(content) > _SAMPLE_CHARS:
         sample.pop()  # it may be cut
     return max(_DELIMITERS, key=lambda delimiter: _agreement(sample, delimiter))

@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from collections.abc import Iterator
 from itertools import islice
 
 from charset_normalizer import from_bytes
@@ -57,6 +58,15 @@ def decode(data: bytes, declared: str | None = None) -> str:
 def clean(text: str) -> str:
     """One line end (\\n), nothing unseen within words, no lone surrogates, composed letters (NFC)."""
     return _UNSEEN.sub("", _LINE_ENDS.sub("\n", normalized("NFC", text)))
+
+
+def lines_of(content: str) -> Iterator[str]:
+    """Lines with their ends; not all at once, as they would take the memory of the file once more."""
+    start = 0
+    while start < len(content):
+        end = content.find("\n", start) + 1 or len(content)
+        yield content[start:end]
+        start = end
 
 
 def _not_utf8(data: bytes, declared: str | None) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from backend_kit.wire import InvalidJson, dumps, loads
 from knowledge_flow_backend.ingest.blocks import Kind, Parsed, Writer
-from knowledge_flow_backend.ingest.parsers.decode import clean, decode
+from knowledge_flow_backend.ingest.parsers.decode import clean, decode, lines_of
 from knowledge_flow_backend.library.reasons import Reason, Refused
 
 MAX_CHARS = 60_000_000
@@ -20,7 +20,7 @@ def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
     writer = Writer()
     lines = broken = 0
     cut = []
-    for line in _lines(decode(data)):
+    for line in filter(None, map(str.strip, lines_of(decode(data)))):
         lines += 1
         try:
             record = loads(line)
@@ -36,16 +36,6 @@ def parse(data: bytes, *, max_chars: int = MAX_CHARS) -> Parsed:
     if broken:
         cut.insert(0, f"{broken} of {lines} lines are no JSON and were left out.")
     return writer.parsed("", cut=" ".join(cut))
-
-
-def _lines(content: str) -> Iterator[str]:
-    start = 0
-    while start < len(content):
-        end = content.find("\n", start) + 1 or len(content)
-        line = content[start:end].strip()
-        if line:
-            yield line
-        start = end
 
 
 def _described(name: str, value: Any, depth: int) -> Iterator[str]:
