@@ -172,4 +172,4 @@ class AgentPolicy:
 
     def _owns_all(self, caller: Identity) -> bool:
         """Without authentication the one user; not whom a front end names."""
-        return self._roles.operators is None and not (caller.grant is not None and caller.grant.acting)
+        return self._roles.operators is None and not caller.acting

@@ -1,7 +1,7 @@
 """REST of API keys: made, listed and revoked by their owners; operators see and revoke everybody's."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Protocol
@@ -136,17 +136,23 @@ class KeyServices:
         return identity.roles & ((self.operator_roles or frozenset()) | (self.editor_roles or frozenset()))
 
 
-def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any) -> None:
-    """Add the three routes. `services()` is called at each request."""
+def owner_of(caller: Any) -> Callable[..., Awaitable[Identity]]:
+    """What a route depends on to be given a caller who has keys. It raises `Forbidden` for a user whom a front end
+    names: they have conversations, and no say over the keys of whoever runs it."""
 
     async def owner(identity: caller) -> Identity:
-        # Whom a front end names is not somebody who signed in.
-        if identity.grant is not None and identity.grant.acting:
+        if identity.acting:
             raise Forbidden
         assert isinstance(identity, Identity)
         return identity
 
-    known = Annotated[Identity, Depends(owner)]
+    return owner
+
+
+def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any) -> None:
+    """Add the three routes. `services()` is called at each request."""
+
+    known = Annotated[Identity, Depends(owner_of(caller))]
 
     @router.post("/chatbot/keys", status_code=201)
     async def make_api_key(identity: known, body: MakeKey) -> dict[str, Any]:

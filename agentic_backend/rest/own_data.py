@@ -6,11 +6,10 @@ from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from agentic_backend.errors import Forbidden
 from agentic_backend.events import utc_now
 from agentic_backend.rest.answers import AnswerPart, Answers, PagedAnswer, Parts
 from agentic_backend.rest.attachments import AttachmentServices
-from agentic_backend.rest.keys import KeyServices, wire
+from agentic_backend.rest.keys import KeyServices, owner_of, wire
 from agentic_backend.rest.messages import MessageReader
 from agentic_backend.rest.shares import ShareServices
 from agentic_backend.session.links import ShareLink
@@ -83,14 +82,7 @@ async def delete_with_turns(state: OwnDataServices, session_id: str, identity: I
 def add_own_data(router: APIRouter, services: Callable[[], OwnDataServices], caller: Any) -> None:
     """Add the two routes. `services()` is called at each request: its result exists once the app runs."""
 
-    async def owner(identity: caller) -> Identity:
-        # Whom a front end names has conversations there, and no say over the keys of whoever runs it.
-        if identity.grant is not None and identity.grant.acting:
-            raise Forbidden
-        assert isinstance(identity, Identity)
-        return identity
-
-    known = Annotated[Identity, Depends(owner)]
+    known = Annotated[Identity, Depends(owner_of(caller))]
     file = {"description": "A file", "content": {"application/json": {}}}
 
     @router.get(PATH + "/export", response_class=Response, responses={200: file})

@@ -74,6 +74,11 @@ class Identity:
         """The id of the caller's API key, "" for a token."""
         return "" if self.grant is None else self.grant.key_id
 
+    @property
+    def acting(self) -> bool:
+        """Whether a front end names this user by its own key: they have not signed in here."""
+        return self.grant is not None and self.grant.acting
+
     def ended(self, leeway_s: float = 0.0, *, clock: Clock = time.time) -> bool:
         """Whether the token has run out, by the wall clock, or the key was revoked."""
         if self.grant is not None and self.grant.ended():
