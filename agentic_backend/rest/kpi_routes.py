@@ -115,18 +115,17 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         """Up to 24 hours in steps of 10 s, of a minute or of five, with latencies by agent and model. For operators."""
         return _json(await _said(seen, "day", instance, _Asked(window_s)))
 
-    @router.get("/kpi/turns/{exchange_id}")
+    @router.get("/kpi/turns/{exchange_id}", response_model=dict[str, Any])
     async def turn(
         seen: operator,
         exchange_id: Annotated[str, PathParam(max_length=200)],
         instance: Instance = None,
-    ) -> dict[str, Any]:
+    ) -> Response:
         """The ledger and the figures of one of the newest 2,000 turns of an instance: for operators."""
-        said = json.loads(await _said(seen, "turn", instance, _Asked(exchange=exchange_id)))
-        if said["turn"] is None:
+        said = await _said(seen, "turn", instance, _Asked(exchange=exchange_id))
+        if json.loads(said)["turn"] is None:
             raise ExchangeNotFound
-        found: dict[str, Any] = said
-        return found
+        return _json(said)
 
     @router.get("/kpi/stalls", response_model=list[dict[str, Any]])
     async def stalls(seen: operator, instance: Instance = None) -> Response:
