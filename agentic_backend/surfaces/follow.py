@@ -1,6 +1,8 @@
-"""The events of one turn for a door, from any place on: one by one as they come, or streamed in its protocol."""
+"""The events of one turn for a door, from any place on: one by one as they come, or streamed in its protocol; and its
+end, where a client stops it."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -18,6 +20,8 @@ from backend_kit.wire import CODES
 
 EVERYTHING: Final = 1 << 62
 """More characters than any text has: `EventLog.joined` then joins all fragments that follow each other."""
+_STOP_S: Final = 5.0
+"""How long a request waits for a turn that it stops: an agent may ignore that."""
 
 
 class Following:
@@ -93,6 +97,16 @@ def follow_of(turn: Turn, after: int = 0) -> Follow:
     return Follow(turn, turn.after(after) if after or turn.ask.human is None else turn.earlier)
 
 
+async def stop_turn(turn: Turn) -> None:
+    """Cancel a turn that has not ended, and wait up to 5 s for its end: what it has said is then in its history."""
+    if turn.ended:
+        return
+    turn.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_S):
+            await turn.wait_ended()
+
+
 def whole_events(turn: Turn) -> Iterator[tuple[int, Payload]]:
     """The events of a turn with their places; fragments that follow each other are one. Without those that it replaced
     when it ran again."""
@@ -107,23 +121,21 @@ async def turn_stream(
     services: DoorServices,
     request: Request,
     user_id: str,
-    begin: Callable[[], Turn],
+    begin: Callable[[], Follow],
     writer: StreamWriter,
-    *,
-    after: int = 0,
 ) -> Response:
     """The answer to a request that asks, or comes back to, a turn: what `writer` says of its events to the last one.
 
-    `begin` starts or finds the turn once the stream may be opened: streams of doors count as our own do, for
-    `limits.max_sockets`, `per_user.sockets` and `per_address.sockets`, get heartbeats after `deadlines.heartbeat_s`,
-    are cut where their client does not read for `deadlines.send_s`, and are waited for in a drain. A client that leaves
-    cancels a turn whose ask says so. An ask that is refused becomes `writer.refuse`'s answer. With `after` the stream
-    goes on behind the event of that number.
+    `begin` starts or finds the turn once the stream may be opened, and returns the position where its events are told
+    from. Streams of doors count as our own do, for `limits.max_sockets`, `per_user.sockets` and `per_address.sockets`,
+    get heartbeats after `deadlines.heartbeat_s`, are cut where their client does not read for `deadlines.send_s`, and
+    are waited for in a drain. A client that leaves cancels a turn whose ask says so. An ask that is refused becomes
+    `writer.refuse`'s answer.
     """
     refusal = await refusal_of_stream(services, request, user_id)
     if refusal is not None:
         return writer.refuse(request, refusal)
-    return services.hub.event_stream(request, user_id, lambda: follow_of(begin(), after), writer)
+    return services.hub.event_stream(request, user_id, begin, writer)
 
 
 async def refusal_of_stream(services: DoorServices, request: Request, user_id: str) -> Failed | None:

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from agentic_backend.chat.follow import Follow
 from agentic_backend.session.stream import Ask, Failed, Final, TextDelta, Turn, TurnEvent
-from agentic_backend.surfaces.follow import turn_stream
+from agentic_backend.surfaces.follow import follow_of, turn_stream
 from backend_kit.http import request_id
 from tests.support.following import ask_frame
 from tests.support.patience import PATIENCE_S
@@ -52,12 +53,12 @@ def door(service: RunningService, *, kept: bool = True, **more: Any) -> None:
         registry = services.registry if kept else services.unkept
         session_id = query.get("session") or str(uuid4())
 
-        def begin() -> Turn:
+        def begin() -> Follow:
             if "after" in query:
-                return registry.resume(session_id, "e1", "admin")
-            return registry.submit(Ask(session_id, "Georges", query["say"], "e1", "admin", 0.0, **more))
+                return follow_of(registry.resume(session_id, "e1", "admin"), int(query["after"]))
+            return follow_of(registry.submit(Ask(session_id, "Georges", query["say"], "e1", "admin", 0.0, **more)))
 
-        return await turn_stream(services, request, "admin", begin, Plain(), after=int(query.get("after", 0)))
+        return await turn_stream(services, request, "admin", begin, Plain())
 
     service.service.app.router.routes.append(Route("/plain", answer))
 

@@ -1,7 +1,5 @@
 """Runs over HTTP: begin one, follow it, wait for its end, read it, stop it."""
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,7 +10,7 @@ from agentic_backend.chat.sse import StreamWriter
 from agentic_backend.session.models import graph_state_of
 from agentic_backend.session.stream import Failed, Payload, Turn
 from agentic_backend.session.stream import Final as Ended
-from agentic_backend.surfaces.follow import Following, refusal_of_stream
+from agentic_backend.surfaces.follow import Following, stop_turn, turn_stream
 from agentic_backend.surfaces.langgraph.asking import base_of, prepare, view_alone
 from agentic_backend.surfaces.langgraph.bodies import BODY, json_response
 from agentic_backend.surfaces.langgraph.errors import Faulty, NoThread, refusal_of
@@ -24,8 +22,6 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
 
-_STOP_S: Final = 5.0
-"""How long a stop waits for what it has stopped: the text so far is then in the thread's history."""
 _MOST: Final = 1000
 _MAX_DIGITS: Final = 9
 _NOTHING_TO_CANCEL: Final = (
@@ -188,10 +184,7 @@ async def _stop(services: DoorServices, thread_id: str, run_id: str, identity: I
     turn = await services.registry.locate(view.exchange_id, identity.uid)
     if turn is None or turn.ended or note_of(turn).get("answers") != view.answers:
         raise NoThread(_NOTHING_TO_CANCEL, "run_id")
-    turn.cancel()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_STOP_S):
-            await turn.wait_ended()
+    await stop_turn(turn)
 
 
 def _found(services: DoorServices, identity: Identity, view: RunView) -> Turn:
@@ -248,15 +241,12 @@ async def _told(
     services: DoorServices, request: Request, identity: Identity, begin: Callable[[], Turn], writer: StreamWriter
 ) -> Response:
     """What a writer says of a turn, from the first event of it that is shown."""
-    refusal = await refusal_of_stream(services, request, identity.uid)
-    if refusal is not None:
-        return writer.refuse(request, refusal)
 
     def follow() -> Follow:
         turn = begin()
         return Follow(turn, turn.shown_from)
 
-    return services.hub.event_stream(request, identity.uid, follow, writer)
+    return await turn_stream(services, request, identity.uid, follow, writer)
 
 
 def _number(said: str | None, name: str, otherwise: int) -> int:

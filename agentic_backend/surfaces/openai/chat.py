@@ -23,7 +23,7 @@ from agentic_backend.session.stream import (
     Whole,
 )
 from agentic_backend.session.stream import Final as Answered
-from agentic_backend.surfaces.follow import turn_stream
+from agentic_backend.surfaces.follow import follow_of, turn_stream
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task, session_id_of
 from agentic_backend.surfaces.openai.asking import Wish, prepare, told_task
@@ -156,7 +156,8 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     if not asked.stream:
         return WholeAnswer(prepared.begin, prepared.headers, partial(_whole, completion, page))
     chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
-    return await turn_stream(services, request, identity.uid, prepared.begin, EncodedStream(chunks, prepared.headers))
+    stream = EncodedStream(chunks, prepared.headers)
+    return await turn_stream(services, request, identity.uid, lambda: follow_of(prepared.begin()), stream)
 
 
 def _whole(completion: Completion, page: str, payloads: Sequence[Payload]) -> bytes | Failure:

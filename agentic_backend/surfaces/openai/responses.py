@@ -16,7 +16,7 @@ from agentic_backend.chat.follow import Follow
 from agentic_backend.events import ChatMessage
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
-from agentic_backend.surfaces.follow import Following, refusal_of_stream, turn_stream, whole_events
+from agentic_backend.surfaces.follow import Following, follow_of, stop_turn, turn_stream, whole_events
 from agentic_backend.surfaces.openai import reading
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer, failed
 from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
@@ -48,8 +48,6 @@ from backend_kit.wire import dumps
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _NOTHING: Final = {"input_tokens": 0, "output_tokens": 0}
-_STOP_S: Final = 5.0
-"""How long a request waits for a turn that it stops: an agent may ignore that."""
 _PLACE_S: Final = 1.0
 """How long a request in the background waits for its place, so that a refusal is its answer."""
 _MOST_DIGITS: Final = 15
@@ -174,7 +172,9 @@ async def _answer(
     events = ResponseEvents(ResponseObject(begun.name, begun.asked), page)
     if wanted.stream:
         stream = EncodedStream(_Frames(events), begun.headers)
-        return await turn_stream(services, request, begun.ask.user_id, partial(begun.submit, services), stream)
+        return await turn_stream(
+            services, request, begun.ask.user_id, lambda: follow_of(begun.submit(services)), stream
+        )
     return WholeAnswer(partial(begun.submit, services), begun.headers, partial(_whole, events))
 
 
@@ -247,12 +247,9 @@ async def retrieve_response(services: DoorServices, request: Request, identity: 
     part = await _found(services, request, identity, response_id)
     if not streams:
         return _json(part.as_it_is(page), {})
-    refusal = await refusal_of_stream(services, request, identity.uid)
-    if refusal is not None:
-        return failed(failure_of(refusal), {})
     place, events = (part.place, part.events(page)) if after is None else part.behind(after, page)
     stream = EncodedStream(_Frames(events, -1 if after is None else after), {})
-    return services.hub.event_stream(request, identity.uid, lambda: Follow(part.turn, place), stream)
+    return await turn_stream(services, request, identity.uid, lambda: Follow(part.turn, place), stream)
 
 
 async def _found(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Part:
@@ -272,24 +269,15 @@ async def cancel_response(services: DoorServices, request: Request, identity: Id
     """The answer to `POST /v1/responses/{id}/cancel`: the response as it is then. One that has ended stays as it is."""
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
     part = await _found(services, request, identity, response_id)
-    await _stop(part.turn)
+    await stop_turn(part.turn)
     return _json(part.as_it_is(page), {})
-
-
-async def _stop(turn: Turn) -> None:
-    if turn.ended:
-        return
-    turn.cancel()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_STOP_S):
-            await turn.wait_ended()
 
 
 async def delete_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
     """The answer to `DELETE /v1/responses/{id}`: its session goes with it. Raises CannotNow where that has others."""
     part = await _found(services, request, identity, response_id)
     name, ran = part.name, not part.turn.ended
-    await _stop(part.turn)
+    await stop_turn(part.turn)
     others = await services.store.exchange_ids(name.session_id, identity.uid, 2) - {name.exchange_id}
     # One that has just ended leaves its place a moment later.
     if others or (not ran and services.registry.knows(name.session_id, identity.uid, 0.0)):
