@@ -14,7 +14,6 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import body as answer_body
 from agentic_backend.llm import chunks as wire
 from agentic_backend.llm import failures
@@ -160,28 +159,14 @@ class CompletionsClient:
         return bytes(data)
 
     async def _complete(self, body: bytes) -> dict[str, Any]:
-        guard = self.guard
-        started = guard.clock()
-        error: BaseException | None = TurnFailed("unfinished")
-        answer: dict[str, Any] = {}
-        guard.breaker.admit()
-        try:
-            async with asyncio.timeout(self.endpoint.deadlines.answer_s):
-                answer = await guard.retrying(lambda: self._whole(body))
-            error = None
-            return answer
-        except TimeoutError:
-            error = guard.say(failures.silent("no answer"))
-            raise error from None
-        except AttemptFailed as failure:
-            error = guard.say(failure)
-            raise error from failure
-        except asyncio.CancelledError as cancelled:
-            error = cancelled
-            raise
-        finally:
-            guard.settle(error, guard.clock() - started, wire.usage_of(answer))
-            del error  # its traceback holds this frame
+        with self.guard.call(streamed=False) as call:
+            try:
+                async with asyncio.timeout(self.endpoint.deadlines.answer_s):
+                    answer = await self.guard.retrying(lambda: self._whole(body))
+            except TimeoutError:
+                raise failures.silent("no answer") from None
+            call.use = wire.usage_of(answer)
+        return answer
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
         """One attempt at a non-streamed answer."""
@@ -271,35 +256,23 @@ class CompletionStream:
         self._failure: Exception | None = None
 
     async def _run(self) -> AsyncGenerator[wire.Chunk]:
-        guard = self._client.guard
-        started = guard.clock()
-        # What stands here at the end is what the call is counted as: a failure of our own included.
-        error: BaseException | None = TurnFailed("unfinished")
-        guard.breaker.admit()
-        try:
-            pieces = await self._begin()
-            guard.begun(guard.clock() - started)
-            while True:
-                for piece in pieces:
-                    if isinstance(piece, str):
-                        self._tell(piece)
-                    else:
-                        yield piece
-                if self._decoder.ended:
-                    break
-                pieces = await self._read()
-            await self._drain()
-            error = None
-        except AttemptFailed as failure:
-            error = guard.say(failure)
-            raise error from failure
-        except (asyncio.CancelledError, GeneratorExit) as stopped:
-            error = stopped
-            raise
-        finally:
-            self._close()
-            guard.settle(error, guard.clock() - started, self._decoder.usage, silent=not self._begun)
-            del error  # its traceback holds this frame
+        with self._client.guard.call(streamed=True) as call:
+            try:
+                pieces = await self._begin()
+                call.begun()
+                while True:
+                    for piece in pieces:
+                        if isinstance(piece, str):
+                            self._tell(piece)
+                        else:
+                            yield piece
+                    if self._decoder.ended:
+                        break
+                    pieces = await self._read()
+                await self._drain()
+            finally:
+                call.use = self._decoder.usage
+                self._close()
 
     async def _begin(self) -> list[wire.Piece]:
         """Everything up to and with the first token: the only part that is ever tried again."""

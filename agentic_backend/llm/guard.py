@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from agentic_backend.errors import LlmTimeout, LlmUnavailable, TurnFailed
 from agentic_backend.llm.endpoint import Endpoint
@@ -55,16 +56,18 @@ class Guard:
             sleep=self._sleep,
         )
 
+    def call(self, *, streamed: bool) -> "CountedCall":
+        """One call, which begins now."""
+        return CountedCall(self, streamed=streamed)
+
     def begun(self, seconds: float) -> None:
         """Account for the first token. A probe has shown enough then: its end may be minutes away."""
         if not self.breaker.closed:
             self.breaker.succeeded()
         self._observer.llm_first_chunk(self.endpoint.model, seconds)
 
-    def settle(
-        self, error: BaseException | None, seconds: float, use: TokenUse | None, *, silent: bool = False
-    ) -> None:
-        """Account for a call that has ended, well or with `error`; `silent` if that is that it never had a token."""
+    def settle(self, error: BaseException | None, seconds: float, use: TokenUse | None, *, silent: bool) -> None:
+        """Account for a call that has ended, well or with `error`; `silent` if it was streamed and had no token."""
         status: CallStatus = "ok"
         if error is None:
             self.breaker.succeeded()
@@ -92,6 +95,53 @@ class Guard:
             self._said[failure.cause] = now
             logger.warning("model %s failed: %s: %s", self.endpoint.model, failure.cause, str(failure.error))
         return failure.take()
+
+
+class CountedCall:
+    """One call of an endpoint, as a context: entering it raises `LlmUnavailable` while the circuit is open; leaving it
+    counts the call, and raises the `TurnFailed` of an `AttemptFailed`."""
+
+    __slots__ = ("_guard", "_silent", "_started", "use")
+
+    def __init__(self, guard: Guard, *, streamed: bool) -> None:
+        self.use: TokenUse | None = None
+        """The tokens that it has used, as far as the model has said."""
+        self._guard = guard
+        self._silent = streamed
+        self._started = guard.clock()
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has run."""
+        return self._guard.clock() - self._started
+
+    def begun(self) -> None:
+        """Its first token has come."""
+        self._silent = False
+        self._guard.begun(self.seconds)
+
+    def __enter__(self) -> Self:
+        self._guard.breaker.admit()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, AttemptFailed):
+            failure = self._guard.say(error)
+            try:
+                self._settle(failure)
+                # Behind a failure that a provider's own client has raised there is none: it may repeat the prompt.
+                raise failure from error.__cause__
+            finally:
+                del failure  # its traceback holds this frame
+        if error is None or isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._settle(error)
+        else:
+            self._settle(TurnFailed("unfinished"))  # a failure of our own
+
+    def _settle(self, error: BaseException | None) -> None:
+        self._guard.settle(error, self.seconds, self.use, silent=self._silent)
 
 
 def _circuit_open(wait_s: float) -> LlmUnavailable:

@@ -8,11 +8,8 @@ from typing import Any
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from agentic_backend.errors import TurnFailed
 from agentic_backend.llm import failures
-from agentic_backend.llm.failures import AttemptFailed
 from agentic_backend.llm.guard import Guard, first_token_within
-from agentic_backend.llm.observer import TokenUse
 from agentic_backend.llm.providers.faults import as_ours
 from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_in, storable, use_in
 
@@ -40,12 +37,11 @@ class GuardedCall:
         self._open = open_stream
         self._ends_with_reason = ends_with_reason
         self._whole = whole
-        self._started = guard.clock()
+        self._call = guard.call(streamed=True)
         self._stream: Opened | None = None
         self._room = guard.endpoint.max_answer_chars
         self._thought_room = guard.endpoint.max_reasoning_chars
         self._reason: str | None = None
-        self._use: TokenUse | None = None
         self._calls = False
         self._cut = False
 
@@ -54,44 +50,27 @@ class GuardedCall:
 
         Leaving the iteration, cancellation and any error close the provider's connection.
         """
-        guard = self._guard
-        # What stands here at the end is what the call is counted as: a failure of our own included.
-        error: BaseException | None = TurnFailed("unfinished")
-        silent = True
-        guard.breaker.admit()
+        deadlines = self._guard.endpoint.deadlines
         try:
-            limit_s = first_token_within(guard.endpoint.deadlines.first_token_s)
-            told = await self._within(limit_s, "no first token", self._begin())
-            silent = False
-            guard.begun(guard.clock() - self._started)
-            while told:
-                for one in told:
-                    yield one
-                if self._cut:
-                    break
-                told = await self._within(
-                    guard.endpoint.deadlines.inter_token_s, "no next token", self._next(begun=True)
-                )
-            if self._reason is None and self._ends_with_reason:
-                raise failures.broken("stream ended early")
-            error = None
-        except AttemptFailed as failure:
-            error = guard.say(failure)
-            raise error from None
-        except (asyncio.CancelledError, GeneratorExit) as stopped:
-            error = stopped
-            raise
+            with self._call:
+                limit_s = first_token_within(deadlines.first_token_s)
+                told = await self._within(limit_s, "no first token", self._begin())
+                self._call.begun()
+                while told:
+                    for one in told:
+                        yield one
+                    if self._cut:
+                        break
+                    told = await self._within(deadlines.inter_token_s, "no next token", self._next(begun=True))
+                if self._reason is None and self._ends_with_reason:
+                    raise failures.broken("stream ended early")
         finally:
-            try:
-                guard.settle(error, guard.clock() - self._started, self._use, silent=silent)
-            finally:
-                del error  # its traceback holds this frame
-                await self._close()
+            await self._close()
 
     async def _within(self, limit_s: float, silent: str, coming: Any) -> list[Told]:
         """What `coming` brings before the deadline, and before that of the whole answer."""
         if self._whole:
-            left_s = self._guard.endpoint.deadlines.answer_s - (self._guard.clock() - self._started)
+            left_s = self._guard.endpoint.deadlines.answer_s - self._call.seconds
             if left_s < limit_s:
                 limit_s, silent = left_s, "no answer"
         try:
@@ -107,7 +86,7 @@ class GuardedCall:
     async def _attempt(self) -> list[Told]:
         """One attempt up to and with its first token."""
         await self._close()
-        self._reason, self._use, self._calls = None, None, False
+        self._reason, self._call.use, self._calls = None, None, False
         with as_ours(begun=False):
             self._stream = self._open()  # type: ignore[assignment] # an async generator, as langchain's are
         told = await self._next(begun=False)
@@ -137,7 +116,7 @@ class GuardedCall:
             chunk.response_metadata = {**chunk.response_metadata, **generation.generation_info}
         said = said_in(chunk)
         said = Said(said.text, storable(said.thought))
-        self._use = use_in(chunk) or self._use
+        self._call.use = use_in(chunk) or self._call.use
         self._calls = self._calls or bool(chunk.tool_call_chunks)
         if (reason := reason_in(chunk)) is not None:
             # Some providers have no word of their own for that.
