@@ -27,6 +27,7 @@ from agentic_backend.session.stream import (
     Failed,
     Payload,
     Restarted,
+    Terminal,
     TextDelta,
     Turn,
     TurnEvent,
@@ -341,7 +342,7 @@ class ThreadWriter:
         """A run's end; None where only the next run of the exchange shows it."""
         assert exchange.rank is not None
         last = None
-        if isinstance(end, Ended | Cancelled | Failed | Awaiting) and end.messages:
+        if isinstance(end, Terminal) and end.messages:
             last = end.messages[-1].rank + isinstance(end, Awaiting)
             self.next_rank = max(self.next_rank, last + 1)
         parts = self._end_parts(exchange, end, last)
@@ -482,7 +483,7 @@ def _graph(turn: Turn) -> dict[str, str]:
 def _agent_of(turn: Turn) -> str:
     """The agent of a turn, which of one that history tells its answer says."""
     end = turn.events[-1].payload if turn.ended and len(turn.events) else None
-    if turn.ask.agent_id or not (isinstance(end, Ended | Cancelled | Failed | Awaiting) and end.messages):
+    if turn.ask.agent_id or not (isinstance(end, Terminal) and end.messages):
         return turn.ask.agent_id
     agent: str = end.messages[-1].metadata.get("agent_id", "")
     return agent

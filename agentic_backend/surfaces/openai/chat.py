@@ -12,17 +12,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentic_backend.session.stream import (
-    Awaiting,
-    Cancelled,
-    Failed,
-    Payload,
-    Restarted,
-    TextDelta,
-    ThoughtDelta,
-    Whole,
-)
-from agentic_backend.session.stream import Final as Answered
+from agentic_backend.session.stream import Payload, Restarted, Terminal, TextDelta, ThoughtDelta, Whole
 from agentic_backend.surfaces.follow import follow_of, turn_stream
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task, session_id_of
@@ -88,7 +78,7 @@ class Chunks:
             return self._thought(self._telling.thought(payload.text))
         if isinstance(payload, Whole):
             return self._thought(self._telling.step(payload.message))
-        if isinstance(payload, Answered | Awaiting | Cancelled | Failed):
+        if isinstance(payload, Terminal):
             return self.end(self._telling.end(payload))
         if isinstance(payload, Restarted) and self._said:
             self.over = True

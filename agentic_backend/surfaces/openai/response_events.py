@@ -17,6 +17,7 @@ from agentic_backend.session.stream import (
     Failed,
     Payload,
     Restarted,
+    Terminal,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -28,7 +29,6 @@ from agentic_backend.surfaces.openai.telling import (
     BROKEN_OFF,
     Calls,
     Citation,
-    Terminal,
     calls_of,
     citations_of,
     failure_of,
@@ -155,7 +155,7 @@ class ResponseEvents:
             self._think(payload.text, told)
         elif isinstance(payload, Whole):
             self._whole(payload.message, told)
-        elif isinstance(payload, Answered | Awaiting | Cancelled | Failed):
+        elif isinstance(payload, Terminal):
             self._end(payload, told)
         return told
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentic_backend.events import ChatMessage
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import StoredExchange
-from agentic_backend.session.stream import Accepted, Ask, Awaiting, Payload, Turn, Whole
+from agentic_backend.session.stream import Accepted, Ask, Awaiting, Payload, Terminal, Turn, Whole
 from agentic_backend.surfaces.follow import whole_events
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse
 from agentic_backend.surfaces.openai.response_events import OF_A_RERUN, ResponseEvents
@@ -24,7 +24,6 @@ from agentic_backend.surfaces.openai.response_object import (
     Status,
     seconds_of,
 )
-from agentic_backend.surfaces.openai.telling import Terminal
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 

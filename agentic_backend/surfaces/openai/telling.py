@@ -8,7 +8,16 @@ from typing import Any, Final, Literal
 
 from agentic_backend.agent.sources import marks
 from agentic_backend.events import ChatMessage, Part, arguments_of
-from agentic_backend.session.stream import Awaiting, Cancelled, Failed, Payload, TextDelta, ThoughtDelta, Whole
+from agentic_backend.session.stream import (
+    Awaiting,
+    Cancelled,
+    Failed,
+    Payload,
+    Terminal,
+    TextDelta,
+    ThoughtDelta,
+    Whole,
+)
 from agentic_backend.session.stream import Final as Answered
 from agentic_backend.surfaces.openai.errors import CANCELLED, status_of, their_code
 from agentic_backend.surfaces.openai.people import in_words
@@ -28,7 +37,6 @@ _STOPPED: Final = "The answer was stopped."
 _GAP: Final = "\n\n"
 _SHOWN_CHARS: Final = 500
 """Of the arguments of a tool call, and of its result."""
-Terminal = Answered | Awaiting | Cancelled | Failed
 
 
 @dataclass(frozen=True, slots=True)
