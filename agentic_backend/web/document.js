@@ -9,6 +9,7 @@
 import { el } from "./dom.js";
 import { catalogue } from "./i18n.js";
 import { parse, render } from "./markdown.js";
+import { decoded } from "./markdown/links.js";
 
 /**
  * @typedef {[number, number]} Span from the one to before the other, in UTF-16 units
@@ -84,16 +85,6 @@ export function headingAt(root, fragment) {
 function slugOf(text) {
   const words = text.normalize().trim().toLowerCase();
   return words.replace(/[^\p{L}\p{M}\p{N}\s_-]/gu, "").replace(/\s/gu, "-");
-}
-
-/** @param {string} text */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch (error) {
-    if (error instanceof URIError) return text;
-    throw error;
-  }
 }
 
 /** @param {Element} root @returns {HTMLElement[]} */

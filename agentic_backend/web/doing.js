@@ -5,7 +5,7 @@
  * @import { Turn } from "./protocol.js"
  */
 
-import { el } from "./dom.js";
+import { Clock, el } from "./dom.js";
 import { wholeSeconds } from "./format.js";
 import { catalogue } from "./i18n.js";
 import { dots, rowsOf } from "./steps.js";
@@ -36,8 +36,6 @@ const t = catalogue({
     writing: "Rédaction…",
   },
 });
-
-const TICK_MS = 250;
 
 /**
  * Whether an agent looks into documents before it answers: it then has settings of that search.
@@ -82,35 +80,23 @@ export class StateLine {
   #shown = "";
   /** @type {Turn|null} */
   #turn = null;
-  /** @type {number|undefined} */
-  #timer;
   node = el("div", { class: "turn-state" });
+  #clock = new Clock(this.node, () => this.#showTime());
 
   /** @param {Turn} turn @param {boolean} searches */
   update(turn, searches) {
     this.#turn = turn;
     const text = doingText(turn, searches);
     if (text === "") {
-      this.#stop();
+      this.#clock.stop();
       this.node.replaceChildren();
     } else {
-      this.#timer ??= setInterval(() => this.#tick(), TICK_MS);
+      this.#clock.start();
       if (this.node.firstChild === null) this.node.append(dots(), this.#words, this.#time);
       if (this.#shown !== text) this.#words.textContent = text;
       this.#showTime();
     }
     this.#shown = text;
-  }
-
-  /** What nobody sees needs no clock: the next change starts it again. */
-  #tick() {
-    if (this.node.isConnected) this.#showTime();
-    else this.#stop();
-  }
-
-  #stop() {
-    clearInterval(this.#timer);
-    this.#timer = undefined;
   }
 
   #showTime() {

@@ -1,4 +1,4 @@
-/** Making DOM nodes without ever parsing HTML: elements, icons, and the copy button that several views share. */
+/** Making DOM nodes without ever parsing HTML: elements, icons, what several views share: the copy button, a clock. */
 
 /**
  * @typedef {keyof typeof ICON_PATHS} IconName
@@ -97,6 +97,7 @@ export function icon(name) {
 }
 
 const AGENT_HUES = 8;
+const TICK_MS = 250;
 
 /**
  * Makes an element the icon of an agent: the first letter of its name, on a colour that its id gives it.
@@ -154,4 +155,33 @@ function copyBySelection(text) {
   const copied = document.execCommand("copy");
   field.remove();
   return copied;
+}
+
+/** Calls `show` four times a second while `node` is on the page. */
+export class Clock {
+  #node;
+  #show;
+  /** @type {number|undefined} */
+  #timer;
+
+  /** @param {Node} node @param {() => void} show */
+  constructor(node, show) {
+    this.#node = node;
+    this.#show = show;
+  }
+
+  start() {
+    this.#timer ??= setInterval(() => this.#tick(), TICK_MS);
+  }
+
+  stop() {
+    clearInterval(this.#timer);
+    this.#timer = undefined;
+  }
+
+  /** What nobody sees needs no clock: the next `start` begins it again. */
+  #tick() {
+    if (this.#node.isConnected) this.#show();
+    else this.stop();
+  }
 }

@@ -2,7 +2,7 @@
 
 import { el, icon } from "./dom.js";
 import { catalogue } from "./i18n.js";
-import { safeLink } from "./markdown/links.js";
+import { decoded, safeLink } from "./markdown/links.js";
 import { sentencesIn, wordsIn } from "./sentences.js";
 
 const t = catalogue({
@@ -65,16 +65,6 @@ export function placeInAddress({ pathname, hash }) {
   if (document === null) return null;
   const chunk = CHUNK.exec(hash);
   return { documentUid: decoded(document[1]), chunkUid: chunk === null ? null : decoded(chunk[1]) };
-}
-
-/** @param {string} text */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch (error) {
-    if (error instanceof URIError) return text;
-    throw error;
-  }
 }
 
 /**

@@ -4,7 +4,7 @@
  * @import { Item } from "./protocol.js"
  */
 
-import { el, icon } from "./dom.js";
+import { Clock, el, icon } from "./dom.js";
 import { duration, fullMoment, moment, wholeSeconds } from "./format.js";
 import { catalogue } from "./i18n.js";
 import { codeBlock } from "./markdown/code.js";
@@ -97,7 +97,6 @@ const LONG_LINES = 24;
 const MAX_LAID_OUT_CHARS = 200_000;
 const PREVIEW_CHARS = 120;
 const NEAR_END_PX = 24;
-const TICK_MS = 250;
 
 /**
  * The lines of a turn, in order. A result stands with its call, wherever it came: of several calls side by side each
@@ -197,10 +196,9 @@ export class ThinkingItem {
   /** Of which nothing but the time is known. */
   #line = el("p", { class: "step step-line" });
   node = el("div", { class: "step-slot" });
+  #clock = new Clock(this.node, () => this.#showTime());
   /** @type {Item|null} */
   #item = null;
-  /** @type {number|undefined} */
-  #timer;
   #tail = new Tail(this.#body, NEAR_END_PX);
 
   constructor() {
@@ -216,19 +214,8 @@ export class ThinkingItem {
     this.#showText();
     const open = item.thinking !== undefined && item.thinking.since !== null;
     this.#dots.hidden = !open;
-    if (open) this.#timer ??= setInterval(() => this.#tick(), TICK_MS);
-    else this.#stop();
-  }
-
-  /** What nobody sees needs no clock: the next words start it again. */
-  #tick() {
-    if (this.node.isConnected) this.#showTime();
-    else this.#stop();
-  }
-
-  #stop() {
-    clearInterval(this.#timer);
-    this.#timer = undefined;
+    if (open) this.#clock.start();
+    else this.#clock.stop();
   }
 
   #showTime() {

@@ -37,3 +37,16 @@ export function safeLink(address, children, title = "") {
   const attributes = { href, title: hover, target: "_blank", rel: "noopener noreferrer nofollow" };
   return el("a", { ...attributes, referrerpolicy: "no-referrer" }, children);
 }
+
+/**
+ * A part of an address without its percent signs; as it stands where they are no encoding.
+ * @param {string} text
+ */
+export function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch (error) {
+    if (error instanceof URIError) return text;
+    throw error;
+  }
+}
