@@ -306,7 +306,7 @@ class AgenticService(Service[AgenticSettings, State]):
         catalog = await self._make_catalog(kit, metrics, persistence, stack)
         turns = self._make_turns(groups, kit, catalog, persistence, fleet, tasks, kpi, metrics, audit, stack)
         hub = self._make_hub(metrics, turns, fleet)
-        sessions = make_sessions(settings, persistence, turns.registry, metrics)
+        sessions = make_sessions(settings, persistence, turns.registry, kpi, metrics)
         chat = ChatServices(
             hub=hub,
             registry=turns.registry,

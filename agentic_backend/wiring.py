@@ -144,11 +144,11 @@ def door_routes(
 
 
 def make_sessions(
-    settings: AgenticSettings, persistence: Persistence, turns: TurnRegistry, metrics: AgenticMetrics
+    settings: AgenticSettings, persistence: Persistence, turns: TurnRegistry, kpi: Kpi, metrics: AgenticMetrics
 ) -> Sessions:
-    """What makes sessions, and opens those whose id a client has chosen."""
+    """What makes sessions, opens those whose id a client has chosen, and deletes them."""
     most = settings.ai.max_concurrent_sessions_per_user
-    return Sessions(persistence.store, turns, most=most, limit_hit=metrics.limit_hit)
+    return Sessions(persistence.store, turns, kpi, most=most, limit_hit=metrics.limit_hit)
 
 
 def make_knowledge(settings: AgenticSettings, metrics: AgenticMetrics, deadline_s: float) -> KnowledgeClient:

@@ -14,7 +14,7 @@ from agentic_backend.rest.messages import MessageReader
 from agentic_backend.rest.shares import ShareServices
 from agentic_backend.session.links import ShareLink
 from agentic_backend.session.models import HistoryWindow, Session, SessionsWanted
-from agentic_backend.session.registry import TurnRegistry
+from agentic_backend.session.opening import Sessions
 from agentic_backend.session.store import FeedbackStore, SessionStore
 from backend_kit.auth import AuditAction, AuditEvent, Identity, KeyScope
 from backend_kit.kpi import Kpi
@@ -35,8 +35,8 @@ class OwnDataServices(Protocol):
     """What the routes need."""
 
     @property
-    def registry(self) -> TurnRegistry:
-        """Where turns run."""
+    def sessions(self) -> Sessions:
+        """What deletes conversations."""
 
     @property
     def store(self) -> SessionStore:
@@ -65,18 +65,6 @@ class OwnDataServices(Protocol):
     @property
     def kpi(self) -> Kpi:
         """What measures the deletion."""
-
-
-async def delete_with_turns(state: OwnDataServices, session_id: str, identity: Identity) -> bool:
-    """Stop a session's turns and delete it with all that hangs on it; False if it is unknown.
-
-    Raises `HistoryUnavailable`.
-    """
-    # Nothing may be awaited between the two, so that after the delete no ask finds the session.
-    await state.registry.forget(session_id, identity.uid)
-    with state.kpi.phase("session_write"):
-        event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", session_id)
-        return await state.store.delete(session_id, identity.uid, event)
 
 
 def add_own_data(router: APIRouter, services: Callable[[], OwnDataServices], caller: Any) -> None:
@@ -120,7 +108,7 @@ async def _delete_sessions(state: OwnDataServices, identity: Identity) -> tuple[
             return deleted, True
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(delete_with_turns(state, one.id, identity)) for one in found]
+                tasks = [group.create_task(state.sessions.delete(one.id, identity)) for one in found]
         except* ServiceError as failed:
             raise failed.exceptions[0] from None
         deleted += sum(task.result() for task in tasks)

@@ -31,7 +31,7 @@ from agentic_backend.rest.keys import KeyServices, add_keys
 from agentic_backend.rest.kpi_routes import KpiViews, add_kpi
 from agentic_backend.rest.libraries import add_libraries
 from agentic_backend.rest.messages import MessageReader, enclosed
-from agentic_backend.rest.own_data import add_own_data, delete_with_turns
+from agentic_backend.rest.own_data import add_own_data
 from agentic_backend.rest.preferences import SessionId, add_preferences
 from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_sessions
 from agentic_backend.rest.shares import ShareServices, add_shares
@@ -165,7 +165,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
         """Stop a session's turns and delete it with all that hangs on it."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
-        if not await delete_with_turns(state, session_id, identity):
+        if not await state.sessions.delete(session_id, identity):
             raise SessionNotFound
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return True

@@ -1,4 +1,5 @@
-"""Sessions by ids of their clients: the first request that names one makes it, any later one finds it."""
+"""Sessions by ids of their clients: the first request that names one makes it, any later one finds it, until it is
+deleted."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -7,18 +8,22 @@ from agentic_backend.errors import Conflict, SessionLimitReached
 from agentic_backend.session.models import Session
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import SessionStore
+from backend_kit.auth import AuditAction, AuditEvent, Identity
+from backend_kit.kpi import Kpi
 
 _Made = Literal["made", "there"]
 
 
 class Sessions:
-    """Makes sessions, and opens those whose id a client has chosen. A user has at most `most` (0: no limit)."""
+    """Makes sessions, opens those whose id a client has chosen, and deletes them. A user has at most `most` (0: no
+    limit). `kpi` measures the deletion."""
 
     def __init__(
-        self, store: SessionStore, registry: TurnRegistry, *, most: int, limit_hit: Callable[[str], None]
+        self, store: SessionStore, registry: TurnRegistry, kpi: Kpi, *, most: int, limit_hit: Callable[[str], None]
     ) -> None:
         self._store = store
         self._registry = registry
+        self._kpi = kpi
         self._most = most
         self._limit_hit = limit_hit
 
@@ -50,6 +55,17 @@ class Sessions:
         if stored.next_rank == 0 and self._registry.session_of(session_id, user_id) is None:
             self._registry.update(stored)
         return stored
+
+    async def delete(self, session_id: str, identity: Identity) -> bool:
+        """Stop the turns of a user's session and delete it with all that hangs on it; False if it is unknown.
+
+        Raises `HistoryUnavailable`.
+        """
+        # Nothing may be awaited between the two, so that after the delete no ask finds the session.
+        await self._registry.forget(session_id, identity.uid)
+        with self._kpi.phase("session_write"):
+            event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", session_id)
+            return await self._store.delete(session_id, identity.uid, event)
 
     async def within_limit(self, create: Callable[[int], Awaitable[_Made | None]]) -> _Made:
         """What `create` returns of a session that it stores if its user has fewer than it is told (0: no limit), else

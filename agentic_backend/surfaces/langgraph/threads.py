@@ -35,7 +35,6 @@ from agentic_backend.surfaces.langgraph.people import interrupts, task_of
 from agentic_backend.surfaces.langgraph.runs import DELETED
 from agentic_backend.surfaces.langgraph.states import values_of
 from agentic_backend.surfaces.services import DoorServices
-from backend_kit.auth import AuditAction, AuditEvent
 from backend_kit.wire import dumps
 
 MAX_WITH_VALUES: Final = 100
@@ -137,12 +136,8 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
         """Stop a thread's runs and delete it with all that hangs on it."""
         state = services()
         session = await session_of_thread(state.store, identity.uid, thread_id)
-        # Nothing may be awaited between the two, so that after the delete no ask finds the session.
-        await state.registry.forget(session.id, identity.uid)
-        with state.kpi.phase("session_write"):
-            event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", session.id)
-            if not await state.store.delete(session.id, identity.uid, event):
-                raise _no_thread(thread_id)
+        if not await state.sessions.delete(session.id, identity):
+            raise _no_thread(thread_id)
         state.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
         return Response(status_code=204)
 

@@ -42,7 +42,7 @@ from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, P
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
 from agentic_backend.surfaces.openai.telling import End, Failure, failure_of, page_of
 from agentic_backend.surfaces.services import DoorServices
-from backend_kit.auth import AuditAction, AuditEvent, Identity
+from backend_kit.auth import Identity
 from backend_kit.wire import dumps
 
 _JSON: Final = "application/json"
@@ -286,10 +286,7 @@ async def delete_response(services: DoorServices, request: Request, identity: Id
             f"DELETE {services.base_url}/chatbot/session/{name.session_id} deletes them all."
         )
         raise CannotNow(sentence, AT)
-    await services.registry.forget(name.session_id, identity.uid)
-    with services.kpi.phase("session_write"):
-        event = AuditEvent.by(identity, AuditAction.SESSION_DELETED, "session", name.session_id)
-        await services.store.delete(name.session_id, identity.uid, event)
+    await services.sessions.delete(name.session_id, identity)
     return _json({"id": response_id, "object": "response", "deleted": True}, {})
 
 
