@@ -172,7 +172,7 @@ class CreatedAgents:
         return agent_id
 
     async def add_version(self, agent_id: str, change: VersionChange, by: Actor) -> None:
-        """Change a created agent, which adds a version. Raises as `make_version`."""
+        """Change a created agent, which adds a version. Raises `AgentNotFound`, also for it, and as `make_version`."""
         await self._look()
         begun = self.kept(agent_id)
         if begun is None:

@@ -55,7 +55,7 @@ class Principal:
     async def renew(self, token: str) -> None:
         """Replace the token by a newer one, which running turns use for their next calls.
 
-        Raises AuthError if it does not verify or is another user's.
+        Raises AuthError if it does not verify or is another user's, ScopeMissing for a key that may not ask.
         """
         identity, credentials = await know_caller(self._verifier, token, self._headers)
         if identity.uid != self.identity.uid or credentials is None:

@@ -37,9 +37,9 @@ HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"n
 class TurnRelay:
     """Lets the other instances of the fleet follow the turns of this one.
 
-    Who asks shows the `token` of this instance; `find` gives the turn of an exchange and a user. To everybody else, and
-    of a turn that is not here, it says that there is nothing. Those who follow count as clients of the turn, but not
-    among the streams of its user.
+    Who asks shows the `token` of this instance, an empty one raises ValueError; `find` gives the turn of an exchange
+    and a user. To everybody else, and of a turn that is not here, it says that there is nothing. Those who follow count
+    as clients of the turn, but not among the streams of its user.
     """
 
     def __init__(

@@ -202,7 +202,8 @@ class HostedAgent:
             CURRENT.reset(token)
 
     async def claim(self, session_id: str, run_id: str) -> WaitingGraph:
-        """The run that waits with this id. It can be answered once, since history says for how long it waits."""
+        """The run that waits with this id. It can be answered once, since history says for how long it waits. Raises
+        `NotAwaiting` where none does."""
         ref = StateRef.parse(run_id)
         if self._saver is None or ref is None or not ref.thread.startswith(self._line(session_id)):
             raise NotAwaiting
@@ -254,7 +255,7 @@ class HostedAgent:
         """The states of the thread that a state is of, as `state`, newest first, from that one on: `before` another,
         with all of this `metadata`, and of these `exchanges` alone, since a run that failed or was stopped leaves some
         that history does not name. Those of branches are among them. It ends with the one that passes `most_bytes` of
-        JSON."""
+        JSON. Raises as `state`."""
         ref, last = self.state_ref(session_id, checkpoint), self.state_ref(session_id, before)
         if ref is None or self._saver is None or (before and last is None):
             return []

@@ -309,7 +309,8 @@ class UserStore(BaseStore):
         return [_without(result, len(own)) for result in found]
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """From a node that blocks in a thread of LangGraph's: the store is async, and lives on the loop."""
+        """From a node that blocks in a thread of LangGraph's: the store is async, and lives on the loop, where this
+        raises RuntimeError."""
         return _from_thread(self.abatch(ops))
 
 

@@ -1,6 +1,6 @@
 """Reads a request's JSON by hand, so that each fault names its field as OpenAI's clients know it: `messages[2].role`.
 
-No function quotes a value of the request.
+All functions raise `Refused` for a value that is not as they say; none quotes a value of the request.
 """
 
 import math

@@ -239,7 +239,8 @@ def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mappi
 
 
 async def retrieve_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on."""
+    """The answer to `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on.
+    Raises ServiceError where there is none, or where the number is not known any more."""
     query = request.query_params
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
     streams = query.get("stream", "").lower() in ("true", "1")
@@ -291,7 +292,8 @@ async def delete_response(services: DoorServices, request: Request, identity: Id
 
 
 async def input_items(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `GET /v1/responses/{id}/input_items`: what the request had, without what it referred to."""
+    """The answer to `GET /v1/responses/{id}/input_items`: what the request had, without what it referred to.
+    Raises Refused for an unknown `order`, and where there is no such response."""
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise Refused("order must be asc or desc.", "order", "invalid_value")
