@@ -113,7 +113,7 @@ def detail(
 
 
 async def guarded(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-    """A middleware of a server: a failure leaves it as an error with one of our codes, never with its own text.
+    """A middleware of a server: a failure leaves it as an `MCPError` with one of our codes, never with its own text.
 
     Without it the SDK answers a client of the older protocol with the text of any exception.
     """

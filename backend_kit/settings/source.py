@@ -43,7 +43,10 @@ def read_yaml(file: Path) -> YamlDocument:
 
 
 def read_env_file(file: Path) -> dict[str, tuple[str, str]]:
-    """Read `NAME=value` lines: name → (value, place). Comments, `export`, and one pair of quotes are understood."""
+    """Read `NAME=value` lines: name → (value, place). Comments, `export`, and one pair of quotes are understood.
+
+    Raises `SettingsError` for another line, or as `read_text`.
+    """
     found: dict[str, tuple[str, str]] = {}
     for number, raw in enumerate(read_text(file).splitlines(), start=1):
         line = raw.strip().removeprefix("export ").lstrip()
