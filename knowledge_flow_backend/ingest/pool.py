@@ -115,7 +115,7 @@ class ParserPool:
         return Outline(**await self._answer(job, user_id, size))
 
     async def redraw(self, job: Job, user_id: str, size: int) -> DrawnImage:
-        """The same for an image."""
+        """The same for an image. Raises as `read`."""
         return DrawnImage(**await self._answer(job, user_id, size))
 
     async def _answer(self, job: Job, user_id: str, size: int) -> dict[str, Any]:

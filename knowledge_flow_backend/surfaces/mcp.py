@@ -175,7 +175,8 @@ class DocumentServer:
         return await self._tools[params.name][1](ctx, params.arguments)
 
     async def list_resources(self, ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
-        """Documents that the caller may read, by title; a cursor counts those before it."""
+        """Documents that the caller may read, by title; a cursor counts those before it. Raises MCPError for another
+        cursor, and `ServiceError`."""
         expect_scope(ctx, KeyScope.READ)
         offset = _offset(params.cursor if params is not None else None)
         with self._timed("documents") as library:
