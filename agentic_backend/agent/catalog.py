@@ -24,7 +24,7 @@ from agentic_backend.agent.hosted.openai_streams import read_streams_plainly
 from agentic_backend.agent.interrupts import Checkpoints, RunMemory, SavedRun, Waiting
 from agentic_backend.agent.kit import AgentKit, Build, Graph
 from agentic_backend.agent.people import question_for
-from agentic_backend.agent.run import AgentAnswer, AgentRun
+from agentic_backend.agent.run import AgentAnswer, AgentRun, chosen_model
 from agentic_backend.agent.straight import StraightGraph
 from agentic_backend.errors import AgentNotFound, BadRequest, NotAwaiting, TurnFailed
 from agentic_backend.llm.langchain import callbacks_configured
@@ -105,15 +105,8 @@ class Agent:
         return self.settings.name
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
-        """The id of the model that answers a turn: the requested one, else the preferred one, else the agent's own.
-
-        A model that the agent does not offer is ignored. Raises `BadRequest` if it was requested, unless `lenient`.
-        """
-        if wanted in self._models:
-            return str(wanted)
-        if wanted is not None and not lenient:
-            raise BadRequest(field="runtime_context.model")
-        return str(preferred) if preferred in self._models else self.settings.model
+        """See `TurnAgent`."""
+        return chosen_model(self._models, self.settings.model, wanted, preferred, lenient=lenient)
 
     def sees(self, model: str) -> bool:
         """See `TurnAgent`."""

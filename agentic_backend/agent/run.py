@@ -1,11 +1,12 @@
 """The input and output of an agent's run: the only types that `session` and `agent` share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
 from agentic_backend.agent.graph_input import GraphInput
 from agentic_backend.agent.interrupts import ResumedRun
+from agentic_backend.errors import BadRequest
 from agentic_backend.events import Emit, Part
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.settings import Restart
@@ -138,3 +139,17 @@ class AgentState(TypedDict, total=False):
 
     message: str
     answer: AgentAnswer
+
+
+def chosen_model(
+    offered: Container[object], own: str, wanted: str | None, preferred: object = None, *, lenient: bool = False
+) -> str:
+    """The id of the model that answers a turn: the wanted one, else the preferred one, else the agent's own.
+
+    One that is not `offered` is ignored. Raises `BadRequest` if it was wanted, unless `lenient`.
+    """
+    if wanted in offered:
+        return str(wanted)
+    if wanted is not None and not lenient:
+        raise BadRequest(field="runtime_context.model")
+    return str(preferred) if preferred in offered else own

@@ -41,7 +41,7 @@ from agentic_backend.agent.hosted.watch import GRAPH, Watch, node_phase
 from agentic_backend.agent.interrupts import ResumedRun, Waiting
 from agentic_backend.agent.kit import AgentKit
 from agentic_backend.agent.people import answers_for, question_for, run_of
-from agentic_backend.agent.run import AgentAnswer, AgentRun, MovesOn
+from agentic_backend.agent.run import AgentAnswer, AgentRun, MovesOn, chosen_model
 from agentic_backend.errors import BadRequest, HistoryUnavailable, InputRefused, NotAwaiting, NotKept, TurnFailed
 from agentic_backend.events import Custom, GraphOutput
 from agentic_backend.llm.observer import LlmObserver, Unobserved
@@ -163,11 +163,7 @@ class HostedAgent:
 
     def model_of(self, wanted: str | None, preferred: object = None, *, lenient: bool = False) -> str:
         """See `TurnAgent`."""
-        if wanted in self._models:
-            return str(wanted)
-        if wanted is not None and not lenient:
-            raise BadRequest(field="runtime_context.model")
-        return str(preferred) if preferred in self._models else self.settings.model
+        return chosen_model(self._models, self.settings.model, wanted, preferred, lenient=lenient)
 
     def sees(self, model: str) -> bool:  # noqa: ARG002 - a graph may ask whichever it likes
         """See `TurnAgent`."""
