@@ -1,4 +1,4 @@
-"""What a handshake contains: its token, its Origin and whether that is allowed, its trace, and its user."""
+"""What a handshake contains: its token, its Origin and whether that is allowed, its trace, its language, its user."""
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -23,6 +23,7 @@ from backend_kit.http import page_allowed
 
 BEARER_SUBPROTOCOL = "bearer."
 _MAX_QUERY_FIELDS = 64
+_MAX_LANGUAGE_CHARS = 35
 
 
 class TokenSource(StrEnum):
@@ -118,3 +119,9 @@ def traceparent_of(connection: HTTPConnection) -> str | None:
     given = connection.headers.getlist(HEADER)
     parent = parse(given[0]) if len(given) == 1 else None
     return None if parent is None else str(parent)
+
+
+def first_language(accepted: str | None) -> str | None:
+    """The first language of an `Accept-Language`; None without one."""
+    first = (accepted or "").partition(",")[0].partition(";")[0].strip()
+    return first[:_MAX_LANGUAGE_CHARS] or None

@@ -560,6 +560,7 @@ CASES: Final[dict[str, Case]] = {
         lambda made: handshake.credential_from([], (), made, allow_query_token=True),
         raw("?", "&", "=", "a=b&", "%", "%41", "+", ";", before="x=", behind="&token=x"),
     ),
+    f"{_CHAT}/handshake.py::first_language": (handshake.first_language, again("fr", ",", ";", " ")),
     f"{_CHAT}/handshake.py::origin_allowed": (
         lambda made: handshake.origin_allowed(made, (), made.partition("://")[2], source=handshake.TokenSource.HEADER),
         again("a", ":", "]", "[", "1.", before="http://"),

@@ -31,7 +31,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from agentic_backend.chat.handshake import traceparent_of
+from agentic_backend.chat.handshake import first_language, traceparent_of
 from agentic_backend.errors import MessageTooLong, SessionLimitReached
 from agentic_backend.session.models import Session
 from agentic_backend.session.past_exchanges import AWAITING
@@ -72,7 +72,6 @@ _PROGRESS_S: Final = 0.2
 """How often a client is told of progress at most."""
 _MAX_PROGRESS_CHARS: Final = 2000
 _FORM: Final = "answer"
-_MAX_LANGUAGE_CHARS: Final = 35
 _ARGUMENT_OF: Final = {"message": "question"}
 """Fields of an ask by the names that arguments have here."""
 
@@ -169,7 +168,7 @@ class AgentTools:
             exchange_id=str(uuid4()),
             user_id=caller_of(ctx).uid,
             received_at=time.perf_counter(),
-            language=_language(language_of(ctx)),
+            language=first_language(language_of(ctx)),
             # Calls in one conversation are answered in their order.
             if_busy="queue",
             on_disconnect="cancel",
@@ -420,9 +419,3 @@ def _said_of(payload: Payload) -> str | None:
         said = loads(payload.json)
         return said if isinstance(said, str) else None
     return None
-
-
-def _language(accepted: str | None) -> str | None:
-    """The first language of an Accept-Language."""
-    first = (accepted or "").partition(",")[0].partition(";")[0].strip()
-    return first[:_MAX_LANGUAGE_CHARS] or None

@@ -13,7 +13,7 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from agentic_backend.agent import Catalog
-from agentic_backend.chat.handshake import traceparent_of
+from agentic_backend.chat.handshake import first_language, traceparent_of
 from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import AgentNotFound, BadRequest, Draining, Forbidden, MessageTooLong
 from agentic_backend.llm.prompt import HistoryItem
@@ -33,7 +33,6 @@ WARNING_HEADER: Final = "X-Turnwise-Warning"
 SESSION_HEADER: Final = "X-Turnwise-Session-Id"
 EXCHANGE_HEADER: Final = "X-Turnwise-Exchange-Id"
 DISCONNECT_HEADER: Final = "x-turnwise-on-disconnect"
-_MAX_LANGUAGE_CHARS: Final = 35
 _ONE_OF_THEM: Final = "Please answer with one of the choices."
 
 
@@ -193,7 +192,7 @@ def _ask(
         exchange_id=str(uuid4()),
         user_id=identity.uid,
         received_at=time.perf_counter(),
-        language=_language(request.headers.get("accept-language")),
+        language=first_language(request.headers.get("accept-language")),
         if_busy="queue",
         on_disconnect=on_disconnect,
         request_id=request_id(request.scope),
@@ -205,12 +204,6 @@ def _ask(
         turn_s=wish.turn_s,
         note=note,
     )
-
-
-def _language(accepted: str | None) -> str | None:
-    """The first language of an `Accept-Language`."""
-    first = (accepted or "").partition(",")[0].partition(";")[0].strip()
-    return first[:_MAX_LANGUAGE_CHARS] or None
 
 
 async def find_waiting(services: DoorServices, ask: Ask) -> OpenQuestion | None:

@@ -1,6 +1,6 @@
 import pytest
 
-from agentic_backend.chat.handshake import TokenSource, credential_from, origin_allowed
+from agentic_backend.chat.handshake import TokenSource, credential_from, first_language, origin_allowed
 
 BEARER = [(b"authorization", b"Bearer from-header")]
 OFFERED = ["turnwise.v1", "bearer.from-subprotocol"]
@@ -92,3 +92,10 @@ def test_a_configured_origin_may_come_in() -> None:
 )
 def test_a_missing_origin_is_no_browser(source: TokenSource, allowed: bool) -> None:
     assert origin_allowed(None, ALLOWED, "127.0.0.1:8000", source=source) is allowed
+
+
+def test_the_first_language_is_the_askers() -> None:
+    assert first_language("fr-CH, fr;q=0.9, en;q=0.8") == "fr-CH"
+    assert first_language(" fr;q=0.9") == "fr"
+    assert first_language("a" * 100) == "a" * 35
+    assert [first_language(given) for given in (None, "", ",en")] == [None, None, None]
