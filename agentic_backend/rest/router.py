@@ -37,14 +37,13 @@ from agentic_backend.rest.sessions import MAX_TITLE_CHARS, Storable, add_session
 from agentic_backend.rest.shares import ShareServices, add_shares
 from agentic_backend.rest.usage import add_usage
 from agentic_backend.session.models import HistoryWindow, Session
-from agentic_backend.session.opening import Sessions
+from agentic_backend.session.opening import Sessions, is_of_doors
 from agentic_backend.session.registry import TurnRegistry
 from agentic_backend.session.store import ChatFigures, FeedbackStore, SessionStore, load_owned
 from backend_kit.auth import Identity
 from backend_kit.http import refusals
 from backend_kit.kpi import Kpi
 
-_VERSION_OF_DOORS = 5
 _STREAM_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 """The native `ask` or `resume`; docs/schema/native-client.schema.json has the complete schema."""
 
@@ -172,13 +171,10 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
 
 
 async def _open(state: ChatServices, chosen: UUID, like: Session) -> Session:
-    """The session of an id that the client has chosen. Raises `Conflict` for one of version 5 that is not there yet.
-
-    Doors make those of their user and a name: who knows both could take another user's conversation away before it
-    begins.
-    """
+    """The session of an id that the client has chosen. Raises `Conflict` for one of a door (`is_of_doors`) that is
+    not there yet, and for another user's."""
     id_ = str(chosen)
-    if chosen.version == _VERSION_OF_DOORS and await state.store.get(id_, like.user_id) is None:
+    if is_of_doors(chosen) and await state.store.get(id_, like.user_id) is None:
         raise Conflict(field="session_id")
     return await state.sessions.open(id_, like.user_id, like.agent_id, like.title)
 

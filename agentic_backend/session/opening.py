@@ -2,7 +2,8 @@
 deleted."""
 
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Final, Literal
+from uuid import UUID
 
 from agentic_backend.errors import Conflict, SessionLimitReached
 from agentic_backend.session.models import Session
@@ -11,6 +12,7 @@ from agentic_backend.session.store import SessionStore
 from backend_kit.auth import AuditAction, AuditEvent, Identity
 from backend_kit.kpi import Kpi
 
+_VERSION_OF_DOORS: Final = 5
 _Made = Literal["made", "there"]
 
 
@@ -78,3 +80,9 @@ class Sessions:
 
     async def _create(self, session: Session) -> _Made:
         return await self.within_limit(lambda most: self._store.create(session, most))
+
+
+def is_of_doors(chosen: UUID) -> bool:
+    """Whether no client may make a session by this id, of version 5: doors make those of their user and a name, and who
+    knows both could take another user's conversation away before it begins."""
+    return chosen.version == _VERSION_OF_DOORS

@@ -15,6 +15,7 @@ from agentic_backend.chat.handshake import traceparent_of
 from agentic_backend.errors import AgentNotFound, Conflict, MessageTooLong, NotAwaiting
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import HistoryWindow, Session
+from agentic_backend.session.opening import is_of_doors
 from agentic_backend.session.past_exchanges import AWAITING
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Ask, Turn
@@ -34,7 +35,6 @@ from backend_kit.wire import dumps, loads
 _GRAPH_MODES: Final[tuple[GraphMode, ...]] = ("values", "updates")
 _REMEMBERED: Final = 100
 """Exchanges that stand before messages which a client adds to a thread beside its question."""
-_VERSION_OF_DOORS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ async def open_thread(services: DoorServices, user_id: str, thread_id: str, agen
         return found
     if not is_uuid(thread_id):
         raise Faulty("Invalid thread ID: must be a UUID", "thread_id")
-    if UUID(thread_id).version == _VERSION_OF_DOORS:
-        raise Conflict(field="thread_id")  # doors make those of their user and a name
+    if is_of_doors(UUID(thread_id)):
+        raise Conflict(field="thread_id")
     return await services.sessions.open(thread_id, user_id, agent_id)
 
 

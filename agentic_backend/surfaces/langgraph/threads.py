@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from agentic_backend.chat.frames import CleanText
 from agentic_backend.errors import Conflict
 from agentic_backend.session.models import Session
+from agentic_backend.session.opening import is_of_doors
 from agentic_backend.session.past_exchanges import StoredExchange
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.threads import SortBy, SortOrder, Thread, ThreadsWanted
@@ -42,7 +43,6 @@ MAX_WITH_VALUES: Final = 100
 _MAX_VALUES_BYTES: Final = 8 * 1024 * 1024
 """Of the threads of one search with their values, as JSON; those behind have none."""
 _BODY: Final = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
-_VERSION_OF_DOORS: Final = 5
 _AT_A_TIME: Final = 50
 _SELECTABLE: Final = frozenset(
     {
@@ -217,15 +217,14 @@ def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
 
 async def _make(services: DoorServices, user_id: str, wanted: _Made) -> Thread:
     """The thread that a client makes, or has made. Raises Conflict where it wants another one, or the id is another
-    user's, and for an id of version 5 that is not there yet: doors make those of their user and a name, and who knows
-    both could take another user's conversation away before it begins."""
+    user's, or one of a door (`is_of_doors`) that is not there yet."""
     if wanted.thread_id is not None and not is_uuid(wanted.thread_id):
         raise Faulty("Invalid thread ID: must be a UUID", "thread_id")
     chosen = None if wanted.thread_id is None else UUID(wanted.thread_id)
     session = Session.with_id(str(chosen or uuid4()), user_id, "", "")
     known = None if chosen is None else await services.threads.get(session.id, user_id)
     if known is None:
-        if chosen is not None and chosen.version == _VERSION_OF_DOORS:
+        if chosen is not None and is_of_doors(chosen):
             raise Conflict(field="thread_id")
         with services.kpi.phase("session_write"):
             made = await services.sessions.within_limit(
