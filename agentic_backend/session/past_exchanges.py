@@ -1,13 +1,14 @@
 """Exchanges that ended before this process, or longer ago than its registry keeps: finds and replays them."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentic_backend.events import ChatMessage
 from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import Session
+from agentic_backend.session.store import SessionStore, newest_message
 from agentic_backend.session.stream import (
     Accepted,
     Ask,
@@ -21,11 +22,37 @@ from agentic_backend.session.stream import (
     Turn,
     Whole,
 )
-from backend_kit.wire import Code, dumps
+from backend_kit.wire import Code, dumps, loads
 
 AWAITING = "awaiting_human"
 """`metadata.extras.status` of the placeholder of an answer while the exchange waits for a person."""
 _HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """An exchange that waits for a person: the agent that asked, its question, and the `rank` of the placeholder."""
+
+    exchange_id: str
+    agent_id: str
+    question: dict[str, Any]
+    rank: int
+
+    @classmethod
+    def in_message(cls, message: Mapping[str, Any]) -> "OpenQuestion | None":
+        """What a decoded message is the placeholder of; None of another one, or of {}."""
+        metadata = message.get("metadata") or {}
+        extras = metadata.get("extras") or {}
+        if extras.get("status") != AWAITING:
+            return None
+        payload = extras["awaiting"]["payload"]
+        return cls(message["exchange_id"], metadata.get("agent_id", ""), payload, message["rank"])
+
+
+async def open_question(store: SessionStore, session_id: str, user_id: str) -> OpenQuestion | None:
+    """What a session waits for its user with, None where it does not. May raise `HistoryUnavailable`."""
+    newest = await newest_message(store, session_id, user_id)
+    return None if newest is None else OpenQuestion.in_message(loads(newest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from agentic_backend.errors import AgentNotFound, Conflict, MessageTooLong, NotA
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.models import HistoryWindow, Session
 from agentic_backend.session.opening import is_of_doors
-from agentic_backend.session.past_exchanges import AWAITING
+from agentic_backend.session.past_exchanges import OpenQuestion, open_question
 from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Ask, Turn
 from agentic_backend.surfaces.langgraph.bodies import json_body
@@ -313,8 +313,8 @@ async def waiting_state(services: DoorServices, session: Session, agent_id: str)
 
 
 def _waiting_state(newest: Mapping[str, Any], agent_id: str) -> str:
-    waiting = _waiting(newest)
-    return run_of(waiting.payload) if waiting is not None and waiting.agent_id == agent_id else ""
+    waiting = OpenQuestion.in_message(newest)
+    return run_of(waiting.question) if waiting is not None and waiting.agent_id == agent_id else ""
 
 
 async def graph_fork(graph: HostedAgent, line: Line, asked: str) -> tuple[StartingPoint | None, str]:
@@ -341,15 +341,6 @@ async def graph_fork(graph: HostedAgent, line: Line, asked: str) -> tuple[Starti
     return StartingPoint(after_rank=line.checkpoints[place - 1].rank, question=sent), asked
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRun:
-    """An exchange that waits for a person, and what it asks."""
-
-    exchange_id: str
-    agent_id: str
-    payload: Mapping[str, Any]
-
-
 async def _newest_in(services: DoorServices, session_id: str, user_id: str) -> dict[str, Any]:
     """The newest message of a session, decoded; empty without one. May raise `HistoryUnavailable`."""
     with services.kpi.phase("history_get"):
@@ -358,17 +349,10 @@ async def _newest_in(services: DoorServices, session_id: str, user_id: str) -> d
     return message
 
 
-async def waiting_in(services: DoorServices, session_id: str, user_id: str) -> WaitingRun | None:
+async def waiting_in(services: DoorServices, session_id: str, user_id: str) -> OpenQuestion | None:
     """What waits for a person in a session, None where nothing does. May raise `HistoryUnavailable`."""
-    return _waiting(await _newest_in(services, session_id, user_id))
-
-
-def _waiting(newest: Mapping[str, Any]) -> WaitingRun | None:
-    metadata = newest.get("metadata", {})
-    extras = metadata.get("extras", {})
-    if extras.get("status") != AWAITING:
-        return None
-    return WaitingRun(newest["exchange_id"], metadata["agent_id"], extras["awaiting"]["payload"])
+    with services.kpi.phase("history_get"):
+        return await open_question(services.store, session_id, user_id)
 
 
 async def _resumed(
@@ -378,7 +362,7 @@ async def _resumed(
     waiting = await waiting_in(services, session.id, identity.uid)
     if waiting is None or waiting.agent_id != agent_id:
         raise NotAwaiting(field="command.resume")
-    checkpoint = waiting.payload["checkpoint_id"]
+    checkpoint = waiting.question["checkpoint_id"]
     is_graph = services.catalog.graph(agent_id) is not None
     run_id = run_id_of_answer(waiting.exchange_id, checkpoint)
     ask = Ask(
@@ -394,7 +378,7 @@ async def _resumed(
         request_id=request_id(request.scope),
         credentials=request.state.credentials,
         traceparent=traceparent_of(request),
-        human=answer_of(waiting.payload, wish.resume),
+        human=answer_of(waiting.question, wish.resume),
         model=wish.context.model,
         note={NOTE: _note(wish) | {"run_id": run_id, "answers": checkpoint}},
         graph=graph_input(wish) if is_graph else None,

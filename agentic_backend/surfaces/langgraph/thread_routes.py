@@ -162,7 +162,7 @@ async def _respond(
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         raise Faulty("The answers are a list of objects.", "params.responses")
     answers = [checked_body(one, _Response) for one in given]
-    asked = set() if waiting is None else {one["id"] for one in interrupts(waiting.payload)}
+    asked = set() if waiting is None else {one["id"] for one in interrupts(waiting.question)}
     if waiting is None or not {one.interrupt_id for one in answers} <= asked:
         raise NotAwaiting(field="interrupt_id")
     about = {name: params[name] for name in ("config", "metadata") if params.get(name) is not None}

@@ -34,8 +34,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from agentic_backend.chat.handshake import first_language, traceparent_of
 from agentic_backend.errors import MessageTooLong, SessionLimitReached
 from agentic_backend.session.models import Session
-from agentic_backend.session.past_exchanges import AWAITING
-from agentic_backend.session.store import newest_message
+from agentic_backend.session.past_exchanges import OpenQuestion, open_question
 from agentic_backend.session.stream import (
     Ask,
     Awaiting,
@@ -186,9 +185,10 @@ class AgentTools:
         waiting = await self._waiting(ask)
         if waiting is None:
             return ask
-        exchange_id, question = waiting
-        reply = answer_of(question, ask.message)
-        return _asked(ask.session_id, exchange_id, question) if reply is None else _resumed(ask, exchange_id, reply)
+        reply = answer_of(waiting.question, ask.message)
+        if reply is None:
+            return _asked(ask.session_id, waiting.exchange_id, waiting.question)
+        return _resumed(ask, waiting.exchange_id, reply)
 
     async def _in_new_session(self, ask: Ask) -> Ask | CallToolResult:
         try:
@@ -204,28 +204,21 @@ class AgentTools:
         is worth no more than an argument: the session must be its user's, and wait with this question."""
         session_id, checkpoint_id = _named_in(params.request_state or "")
         waiting = await self._waiting(replace(ask, session_id=session_id)) if session_id else None
-        if waiting is None or waiting[1]["checkpoint_id"] != checkpoint_id:
+        if waiting is None or waiting.question["checkpoint_id"] != checkpoint_id:
             raise MCPError(INVALID_PARAMS, "Unknown requestState.")
-        exchange_id, question = waiting
         form = (params.input_responses or {}).get(_FORM)
-        reply = answer_in(question, form if isinstance(form, ElicitResult) else None)
+        reply = answer_in(waiting.question, form if isinstance(form, ElicitResult) else None)
         if reply is None:
-            return _asked(session_id, exchange_id, question)
-        return _resumed(replace(ask, session_id=session_id), exchange_id, reply)
+            return _asked(session_id, waiting.exchange_id, waiting.question)
+        return _resumed(replace(ask, session_id=session_id), waiting.exchange_id, reply)
 
-    async def _waiting(self, ask: Ask) -> tuple[str, Question] | None:
-        """The exchange with which the session waits for its user, and the question; None where it does not wait, or
-        with another agent."""
+    async def _waiting(self, ask: Ask) -> OpenQuestion | None:
+        """What the session waits for its user with; None where it does not wait, or with another agent."""
         if not self._services.catalog.get(ask.agent_id).asks_people:
             return None
         with self._services.kpi.phase("history_get"):
-            newest = await newest_message(self._services.store, ask.session_id, ask.user_id)
-        message = loads(newest) if newest else {}
-        metadata = message.get("metadata", {})
-        extras = metadata.get("extras", {})
-        if extras.get("status") != AWAITING or metadata.get("agent_id") != ask.agent_id:
-            return None
-        return message["exchange_id"], extras["awaiting"]["payload"]
+            waiting = await open_question(self._services.store, ask.session_id, ask.user_id)
+        return waiting if waiting is not None and waiting.agent_id == ask.agent_id else None
 
     async def _run(self, ctx: Context, ask: Ask) -> Answer:
         """Run a turn, and further ones while the user answers the agent's questions in forms."""

@@ -17,8 +17,7 @@ from agentic_backend.chat.handshake import first_language, traceparent_of
 from agentic_backend.chat.hub import RETRY_S
 from agentic_backend.errors import AgentNotFound, BadRequest, Draining, Forbidden, MessageTooLong
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.session.past_exchanges import AWAITING
-from agentic_backend.session.store import newest_message
+from agentic_backend.session.past_exchanges import OpenQuestion, open_question
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
 from agentic_backend.surfaces.openai.asked import Named, named
 from agentic_backend.surfaces.openai.messages import Conversation, with_results
@@ -27,7 +26,6 @@ from agentic_backend.surfaces.openai.telling import End
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
-from backend_kit.wire import loads
 
 WARNING_HEADER: Final = "X-Turnwise-Warning"
 SESSION_HEADER: Final = "X-Turnwise-Session-Id"
@@ -48,16 +46,6 @@ class Wish:
     ignored: tuple[str, ...] = ()
     turn_s: float | None = None
     stays: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OpenQuestion:
-    """An exchange that waits for a person: its question, the agent that asked, and the `rank` of the answer."""
-
-    exchange_id: str
-    question: Mapping[str, Any]
-    rank: int
-    agent_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +206,7 @@ async def find_waiting(services: DoorServices, ask: Ask) -> OpenQuestion | None:
     if not services.catalog.get(ask.agent_id).asks_people:
         return None
     with services.kpi.phase("history_get"):
-        newest = await newest_message(services.store, ask.session_id, ask.user_id)
-    message = loads(newest) if newest else {}
-    extras = message.get("metadata", {}).get("extras", {})
-    if extras.get("status") != AWAITING or message["metadata"].get("agent_id") != ask.agent_id:
+        waiting = await open_question(services.store, ask.session_id, ask.user_id)
+    if waiting is None or waiting.agent_id != ask.agent_id:
         return None
-    waiting = OpenQuestion(message["exchange_id"], extras["awaiting"]["payload"], message["rank"], ask.agent_id)
     return waiting if was_asked(waiting.question, history) else None

@@ -8,10 +8,9 @@ from agentic_backend.events import Part, arguments_of, text_of
 from agentic_backend.llm.prompt import EarlierCall, HistoryItem
 from agentic_backend.session.branches import Branching
 from agentic_backend.session.models import HistoryWindow
-from agentic_backend.session.past_exchanges import AWAITING
+from agentic_backend.session.past_exchanges import OpenQuestion
 from agentic_backend.session.stream import Final as Answered
 from agentic_backend.session.stream import Turn
-from agentic_backend.surfaces.openai.asking import OpenQuestion
 from agentic_backend.surfaces.openai.errors import CannotNow, NoResponse, Refused
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES
 from agentic_backend.surfaces.openai.people import in_words
@@ -185,7 +184,7 @@ def _earlier(session_id: str, exchanges: list[list[Message]], field: str) -> Ear
     if not exchanges:
         return Earlier(session_id)
     newest = exchanges[-1]
-    return Earlier(session_id, tuple(items), open_calls, _waiting(newest), newest[-1]["exchange_id"])
+    return Earlier(session_id, tuple(items), open_calls, OpenQuestion.in_message(newest[-1]), newest[-1]["exchange_id"])
 
 
 def _said(messages: list[Message]) -> list[HistoryItem]:
@@ -195,7 +194,7 @@ def _said(messages: list[Message]) -> list[HistoryItem]:
     items = [HistoryItem("tool", str(part["content"]), call_id=part["call_id"]) for part in results]
     if not results:
         items.append(HistoryItem("user", text_of(question["parts"])))
-    waiting = _waiting(messages)
+    waiting = OpenQuestion.in_message(messages[-1])
     text = in_words(waiting.question) if waiting is not None else _answer(answer["parts"], answer["metadata"])
     calls = _calls(answer["parts"])
     return [*items, HistoryItem("assistant", text, calls=calls)] if text or calls else items
@@ -213,13 +212,6 @@ def _calls(parts: Sequence[Part]) -> tuple[EarlierCall, ...]:
         for part in parts
         if part.get("type") == "tool_call"
     )
-
-
-def _waiting(messages: list[Message]) -> OpenQuestion | None:
-    newest = messages[-1]
-    if _extras(newest).get("status") != AWAITING:
-        return None
-    return OpenQuestion(newest["exchange_id"], _extras(newest)["awaiting"]["payload"], newest["rank"], _agent(newest))
 
 
 def _is_decision(message: Message) -> bool:
