@@ -13,7 +13,7 @@ from backend_kit.http.connections import ConnectionMetrics
 from backend_kit.http.context import BodyLimit, HttpMetrics, RequestId, RequestMetrics, bearer, request_id
 from backend_kit.http.direct import DirectRoute
 from backend_kit.http.download import Download, audit_router
-from backend_kit.http.errors import error_response, install_error_handlers, refusals
+from backend_kit.http.errors import error_response, install_error_handlers, refusals, retry_after
 from backend_kit.http.origins import Cors, page_allowed
 from backend_kit.http.routes import add_api_docs, health_paths, health_router
 from backend_kit.http.server import CannotListen, ServeSettings, build_server, hold_back_unsent, listen, serve
@@ -49,5 +49,6 @@ __all__ = [
     "page_allowed",
     "refusals",
     "request_id",
+    "retry_after",
     "serve",
 ]

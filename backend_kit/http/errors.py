@@ -62,9 +62,13 @@ def error_response(
     headers = {CAUSE_HEADER: cause} if cause else {}
     if with_request_id:
         detail["request_id"] = headers[REQUEST_ID_HEADER] = request_id(request.scope)
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    headers |= retry_after(retry_after_s)
     return Response(dumps({"detail": detail}), CODES[code].status, headers, "application/json")
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header that says after how many seconds to try again, in whole ones and at least 1; none for None."""
+    return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 async def _auth_error(_request: Request, error: Exception) -> Response:

@@ -3,7 +3,6 @@
 Their SDKs choose the exception by the HTTP status, and show `detail`.
 """
 
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from agentic_backend.errors import BadRequest, ExchangeNotFound, SessionLimitReached
 from agentic_backend.session.stream import Failed
 from backend_kit.auth import AuthError
-from backend_kit.http import DirectRoute, request_id
+from backend_kit.http import DirectRoute, request_id, retry_after
 from backend_kit.wire import CODES, Code, ServiceError, dumps, field_of, message_for
 
 _BUSY: Final = "Thread is already running a task. Wait for it to finish or choose a different multitask strategy."
@@ -59,23 +58,17 @@ def response_of(error: ServiceError, request: Request) -> Response:
         text, headers = error.detail, {"WWW-Authenticate": "Bearer"}
     elif isinstance(error, SessionLimitReached):
         text = f"Session limit reached ({error.most} sessions per user)."
-    if error.retry_after_s is not None:
-        headers |= {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     told = error_fields(error.code, text, error.field, request_id(request.scope))
-    return _answer(status_of(error.code), told, headers)
+    return _answer(status_of(error.code), told, {**headers, **retry_after(error.retry_after_s)})
 
 
 def refusal_of(failed: Failed, request: Request) -> Response:
     """The answer to a request whose turn was refused before it began."""
-    text = (
-        _BUSY if failed.code is Code.SESSION_BUSY else message_for(failed.code, request.headers.get("accept-language"))
-    )
-    headers = {}
-    if failed.retry_after_ms is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(failed.retry_after_ms / 1000)))
-    return _answer(
-        status_of(failed.code), error_fields(failed.code, text, failed.field, request_id(request.scope)), headers
-    )
+    busy = failed.code is Code.SESSION_BUSY
+    text = _BUSY if busy else message_for(failed.code, request.headers.get("accept-language"))
+    told = error_fields(failed.code, text, failed.field, request_id(request.scope))
+    after_ms = failed.retry_after_ms
+    return _answer(status_of(failed.code), told, retry_after(None if after_ms is None else after_ms / 1000))
 
 
 def status_of(code: Code) -> int:

@@ -4,7 +4,6 @@ Their SDKs choose the exception by the HTTP status, and ask again by themselves 
 `x-should-retry` says otherwise.
 """
 
-import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentic_backend.errors import BadRequest, Conflict, ExchangeNotFound, SessionLimitReached
 from backend_kit.auth import AuthError
-from backend_kit.http import DirectRoute, NotThere
+from backend_kit.http import DirectRoute, NotThere, retry_after
 from backend_kit.wire import CODES, Code, ServiceError, dumps, message_for
 
 _UNREADABLE: Final = 400
@@ -101,9 +100,8 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The answer to a request that failed before anything of its answer was sent."""
-    given = {**(headers or {}), "x-should-retry": "true" if retryable else "false"}
-    if retry_after_s is not None:
-        given["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    should_retry = {"x-should-retry": "true" if retryable else "false"}
+    given = {**(headers or {}), **should_retry, **retry_after(retry_after_s)}
     return Response(body, status, given, "application/json")
 
 
