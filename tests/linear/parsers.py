@@ -378,6 +378,7 @@ CASES: Final[dict[str, Case]] = {
             lambda n: b"\xff" * n,
         ),
     ),
+    f"{_PARSERS}/decode.py::lines_of": (lambda text: list(decoding.lines_of(text)), again("\n", "\r\n", "a")),
     f"{_PARSERS}/decode.py::clean": (decoding.clean, again("\r", f"a{_MARKS}", _MARKS, "\u0f73", "\xad")),
     f"{_PARSERS}/docx.py::parse": (docx.parse, _DOCX),
     f"{_PARSERS}/html.py::parse": (
