@@ -348,7 +348,7 @@ class Catalog:
         return self._kit.models
 
     def ids(self) -> Sequence[str]:
-        """The agents that a client may ask for, in their order: `list` makes all that clients are told of each."""
+        """The agents that a client may ask for, in their order; `list` gives everything that clients see of each."""
         return [entry.settings.id for entry in self._entries() if entry.usable]
 
     def names(self) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Drawing:
         self._values = values or {}
 
     async def nodes(self, xray: bool | int = False) -> Json:
-        """Nodes and edges; with `xray` those of the graphs within it too, so many levels deep where it is a number."""
+        """Nodes and edges; with `xray` also those of nested graphs, down to that depth where it is a number."""
         async with self._opened() as graph:
             drawn = (await graph.aget_graph(xray=xray)).to_json()
         for node in drawn["nodes"]:

@@ -34,14 +34,14 @@ class GraphInput:
     `input` fills the graph's input channels in place of the question; of its `messages` the last human one is the
     question of the exchange, which the ask repeats as its text. With `continues` the graph goes on from its state, with
     no input. `update` and `goto` are those of a `Command`, also beside a person's answer: nodes by their names, or
-    `{"node": name, "input": value}`. Without any of these the question is told as in a chat.
+    `{"node": name, "input": value}`. Without any of these the question is passed on as in a chat.
 
     `change` changes the state, and runs nothing: the exchange has no text, and its answer names the new state.
 
     `checkpoint` is the state to begin from, by its id in `HostedAgent.state`; "": the newest that history names.
     `context` and `configurable` are those of LangGraph; what the operator has configured counts before them.
-    `durability` may be stronger than the configured one, not weaker. `modes` and `subgraphs` say what is told of the
-    run, as `GraphOutput`.
+    `durability` may be stronger than the configured one, not weaker. `modes` and `subgraphs` select what is published
+    of the run, as `GraphOutput`.
     """
 
     input: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ class GraphInput:
         return next((name for name, given in {**asked, "input": self.continues}.items() if given), None)
 
     def stored(self) -> dict[str, Any]:
-        """It as a JSON object, without what is as by default, for `of_stored`."""
+        """This input as a JSON object without the fields that have their default, for `of_stored`."""
         told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("modes", "change")}
         if self.change is not None:
             told["change"] = {"values": self.change.values, "as_node": self.change.as_node}

@@ -365,7 +365,7 @@ class _Server:
         return answer
 
     def _warn(self, what: str) -> None:
-        """Log at most once a second per cause. Causes are our own words or class names, never content."""
+        """Log at most once a second per cause. A cause is a fixed text of ours or a class name, never content."""
         now = perf_counter()
         if now - self._said.get(what, -_SAID_EVERY_S) >= _SAID_EVERY_S and len(self._said) < _MAX_TOOLS:
             self._said[what] = now

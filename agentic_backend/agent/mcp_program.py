@@ -66,8 +66,8 @@ class McpProgram:
     async def running(self, on_end: Callable[[], None]) -> AsyncIterator[Streams]:
         """Start it, and end it with the block; a transport as the SDK's client takes it. Raises OSError.
 
-        `on_end` is called where it ends by itself. `TooSoon` is raised within the wait after its last end: 0.5 s,
-        doubling to 30 s, and 0.5 s again for one that has run for 30 s.
+        `on_end` is called if the program exits on its own. `TooSoon` is raised within the wait after its last exit: 0.5
+        s, doubling to 30 s, and 0.5 s again for one that has run for 30 s.
         """
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before:

@@ -65,7 +65,7 @@ class Subjects:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRoles:
-    """The roles of the configuration; None without authentication, where whoever came in may do everything."""
+    """The roles of the configuration; None without authentication, where every caller may do everything."""
 
     operators: frozenset[str] | None
     editors: frozenset[str] | None

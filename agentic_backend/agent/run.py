@@ -25,8 +25,8 @@ class AgentRun:
     (W3C) are sent along with them. `resume` is set if the run continues after waiting for a person. `model` is the id
     of the model that answers, None for the agent's own; use `AgentKit.model_for` to get it.
 
-    `restarted` is set if the exchange ran before, in a process that died: what that run did may have been done, what it
-    showed is replaced. `credentials` are None then, where the service runs it again by itself. With `resume` too, a run
+    `restarted` is set if the exchange ran before, in a process that died: its side effects may have happened, and what
+    it showed is replaced. `credentials` are None if the service restarts it without a client. With `resume` too, a run
     that a person had let continue goes on from its checkpoint; the dead process had claimed it, so `resume.saved` is
     empty.
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_ANSWER_BYTES: Final = 256 * 1024
 IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp"})
-"""The media types of images that are drawn anew."""
+"""The media types of images that are re-encoded."""
 MAX_IMAGE_BYTES: Final = 10 * 1024 * 1024
 """Of an image as it is sent, and as it is drawn."""
 _MAX_SENTENCE_CHARS: Final = 300
@@ -51,7 +51,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Redrawn:
-    """An image that knowledge flow has drawn anew, and does not keep. `width` and `height` in pixels."""
+    """An image that knowledge flow has re-encoded and does not keep. `width` and `height` in pixels."""
 
     mime_type: str
     width: int
@@ -89,8 +89,8 @@ class AttachmentClient:
             raise _unavailable("ingest", "broken answer") from None
 
     async def redraw(self, file: IO[bytes], name: str, caller: Caller) -> Redrawn:
-        """Have an image drawn anew, at most 2,048 pixels a side and without what else its file says. Raises
-        `UploadProcessingFailed` with the reason in words."""
+        """Have an image re-encoded, at most 2,048 pixels a side and without metadata. Raises `UploadProcessingFailed`
+        with the reason as text."""
         found = await self._upload(self._image, caller, _form(file, name))
         try:
             width, height = (int(found.headers[f"X-Image-{side}"]) for side in ("Width", "Height"))

@@ -128,8 +128,8 @@ class KnowledgeClient:
 
     @property
     def told(self) -> str:
-        """What is known of the search, for /ready: `unknown` before one was served, then `up`, or `down` while none is
-        sent."""
+        """The state of the search, for /ready: `unknown` before the first answer, then `up`, or `down` while no
+        requests are sent."""
         return self._search.breaker.told
 
     async def search(self, query: SearchQuery, caller: Caller) -> list[Hit]:

@@ -42,7 +42,7 @@ class Listed:
         return cls(uid, title, name, path, mime, frozenset(tag for tag in tags if isinstance(tag, str)))
 
     def shown(self) -> dict[str, str]:
-        """What is told of the document that a link leads to."""
+        """What clients see of the document that a link leads to."""
         return {"document_uid": self.uid, "title": self.title, "file_name": self.name, "mime_type": self.mime}
 
 

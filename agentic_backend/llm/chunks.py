@@ -23,7 +23,7 @@ _ESCAPE: Final = re.compile(
 
 
 class Reasoning(str):
-    """A piece of a model's reasoning, in a stream whose texts are told as texts."""
+    """A piece of a model's reasoning, in a stream that otherwise yields plain strings."""
 
     __slots__ = ()
 

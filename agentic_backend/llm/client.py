@@ -234,7 +234,8 @@ class CompletionStream:
         self._waiting_since = _NOBODY_WAITS
         self._begun = False
         self._rest: asyncio.Future[list[wire.Piece]] | None = None
-        """What the iteration waits for: what is more than text that can be told at once, or nothing at the end."""
+        """What the iteration waits for: pieces that are more than text to be passed on at once, or nothing at the
+        end."""
         self._waiter: asyncio.Future[None] | None = None
         self._held = False
         self._reset()
@@ -317,9 +318,9 @@ class CompletionStream:
             self._response.content.set_exception(failures.silent("no next token"))
 
     async def _read(self) -> list[wire.Piece]:
-        """What the next reads bring that cannot be told as text at once, or nothing at the end of the stream.
+        """What the next reads bring that cannot be passed on as text at once, or nothing at the end of the stream.
 
-        Before the first token was found nothing is told, as the attempt may fail.
+        Nothing is passed on before the first token, as the attempt may still fail.
         """
         self._rest = self._loop.create_future()
         try:
@@ -390,7 +391,7 @@ class CompletionStream:
             self._look_when_ready()
 
     def _tell_what_came(self) -> tuple[bool, list[wire.Piece]]:
-        """Whether this read has brought anything, and what of it is not told."""
+        """Whether this read has brought anything, and what of it was not passed on."""
         assert self._content is not None, "an attempt has begun"
         try:
             data = answer_body.take(self._content)
@@ -465,4 +466,4 @@ def _without_options(body: bytes) -> bytes | None:
 
 
 def _nobody(_text: str) -> None:
-    """Told nothing: where nobody wants text, there is none."""
+    """The text callback where nobody wants text; it is never called with any."""

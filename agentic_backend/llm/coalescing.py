@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 _INTERVALS: Final = ((0.5, 0.0), (0.8, 0.02), (0.95, 0.05), (1.0, 0.1))
-"""(busy share of the loop, seconds): linear between them, as the first below it and as the last above. A reader
-notices little of them: 50 ms are three frames of a screen, and a loop without any time left takes longer by itself."""
+"""(busy share of the loop, seconds): linear between the points, constant outside of them. A reader hardly notices: 50
+ms are three frames of a screen, and a saturated loop takes longer anyway."""
 _WINDOW_S: Final = 0.2
 _TICK_S: Final = 0.005
 """Streams whose time is up within it go on together: a timer for each would be more work for a loop that is full."""
 _TOGETHER: Final = 16
 _PART: Final = 8
-"""So many go on at most, or this part of all that are held. Then the loop turns: a turn that begins or ends takes
-several turns of it, and tokens can wait."""
+"""At most `_TOGETHER` continue at once, or one in `_PART` of all that are held if that is more. Then the loop runs
+once: a turn that begins or ends takes several passes of it, and tokens can wait."""
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
@@ -47,8 +47,8 @@ class Coalescer:
         clock: Callable[[], float] = time.perf_counter,
         later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread. `later` makes a call
-        after so many seconds, by default the running loop's."""
+        """`busy_s` counts the seconds that the loop's thread has been busy. Built on that thread. `later` schedules a
+        call after a number of seconds, by default the running loop's `call_later`."""
         self._busy_s = busy_s
         self._clock = clock
         self._later = later

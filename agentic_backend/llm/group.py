@@ -82,7 +82,7 @@ class ModelGroup(AsyncOnlyChatModel):
     models: tuple[tuple[Member, ...], ...]
     """The endpoints of the model, and of each of its fallbacks."""
     first_token_s: float
-    """Seconds from the call to its first token, whoever it comes from."""
+    """Seconds from the call to its first token, whichever member it comes from."""
     on_fallback: Callable[[str, str], None] = _uncounted
     """Gets the name of a model and the code of its failure each time that another model is asked instead."""
 
@@ -104,7 +104,8 @@ class ModelGroup(AsyncOnlyChatModel):
         on_thought: Callable[[str], None] | None = None,
         **options: Any,
     ) -> AsyncIterator[Ending | AIMessageChunk]:
-        """`StreamingChatModel.astream_text` of whoever answers. `tools` are named as in a chat completions request."""
+        """`StreamingChatModel.astream_text` of the member that answers. `tools` are named as in a chat completions
+        request."""
         begun = False
 
         def take(text: str) -> None:
@@ -163,7 +164,8 @@ class ModelGroup(AsyncOnlyChatModel):
     async def _first_that_answers(
         self, stream: Callable[[Member], AsyncIterator[Piece]], begun: Callable[[], bool]
     ) -> AsyncGenerator[tuple[Member, Piece]]:
-        """The pieces of the first stream that has any. `begun` says whether one has told something beside them."""
+        """The pieces of the first stream that has any. `begun` says whether one has already produced something beside
+        them."""
         for attempt in self._attempts():
             member = attempt.member
             yielded = False

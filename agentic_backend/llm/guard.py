@@ -1,4 +1,5 @@
-"""What all calls of one endpoint share, whoever speaks to it: bounds, circuit, retries, and how they are counted.
+"""What all calls of one endpoint share, whichever client makes them: bounds, circuit, retries, and how they are
+counted.
 
 Where other endpoints have been asked before this one, or will be after it: by when its first token must have come.
 """

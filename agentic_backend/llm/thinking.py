@@ -1,4 +1,4 @@
-"""Reasoning where it is not told from the answer by its field: blocks in the text, and in messages of langchain's."""
+"""Reasoning that no field of its own sets apart from the answer: blocks in the text, and in langchain's messages."""
 
 from typing import Any, Final, Literal
 

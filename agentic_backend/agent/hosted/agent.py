@@ -110,8 +110,8 @@ class HostedAgent:
 
     What people see is the session's history, what the graph knows is its state, and history says which state belongs to
     it: every answered exchange names the checkpoint with which it ended. A turn begins from the newest one that history
-    names. What a graph has written of a turn that was stopped, failed or lost with its process, is left behind, and
-    exchanges that the graph has not seen (another agent's) are told to it with the question.
+    names. What a graph wrote in a turn that was stopped, failed or was lost with its process is discarded, and
+    exchanges that the graph has not seen (another agent's) are passed to it with the question.
     """
 
     def __init__(
@@ -431,7 +431,7 @@ class HostedAgent:
         return ref
 
     def _beginning(self, run: AgentRun, ref: StateRef | None) -> Beginning:
-        """What the graph gets. A client that names a state knows what is in it: nothing is told beside its input.
+        """What the graph gets. A client that names a state knows what is in it, so nothing is added to its input.
 
         Raises `InputRefused` for a run that has nothing to go on from.
         """
@@ -583,7 +583,7 @@ class HostedAgent:
 
 
 def _changes(run: AgentRun) -> bool:
-    """Whether it is a change of the state, which is made anew where it was cut off."""
+    """Whether the run only changes the state; such a change is made again if it was cut off."""
     return run.graph is not None and run.graph.change is not None
 
 

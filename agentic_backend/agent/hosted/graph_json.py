@@ -77,7 +77,7 @@ class SnapshotNames:
         return named
 
     def metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """What is told of a checkpoint: never the configuration of its run, which is the operator's."""
+        """What clients see of a checkpoint: never the configuration of its run, which is the operator's."""
         if metadata is None:
             return None
         told = {key: plain(metadata[key]) for key in ("source", "step", "parents") if key in metadata}

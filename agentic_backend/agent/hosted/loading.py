@@ -47,7 +47,7 @@ class GraphFailed(GraphUnusable):
 
 
 class LoadedGraph:
-    """A graph by its specification: `static` once there is one graph for all runs, made anew for each run otherwise.
+    """A graph by its specification: `static` once there is one graph for all runs, built for each run otherwise.
 
     `start` and `aclose` belong into one task, since what a builder opens may have to be closed where it was opened.
     """
@@ -182,7 +182,7 @@ def input_channels(graph: AnyGraph) -> list[str]:
 
 
 class _Place:
-    """A name in a module of the user's, for what is said about it."""
+    """A name in a module of the user's, as error messages quote it."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         self.name = name

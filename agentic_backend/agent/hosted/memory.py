@@ -1,4 +1,4 @@
-"""What hosted graphs remember of a user, for whoever asks outside of a turn."""
+"""What hosted graphs remember of a user, for callers outside of a turn."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC

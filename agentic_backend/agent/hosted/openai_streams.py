@@ -37,8 +37,8 @@ class PlainStreams:
 def read_streams_plainly() -> int:
     """Have all `ChatOpenAI` models of this process read their streams so; returns how many were found now.
 
-    Those of a class of one's own, or with a client of one's own making, stay as they are. Call it when the graphs are
-    loaded, whose modules and closures are where such models are: only the collector knows all of those.
+    Models of a custom class, or with a client that their author built, stay as they are. Call it once the graphs are
+    loaded: such models sit in their modules and closures, and only the collector knows all of those.
     """
     from langchain_openai import ChatOpenAI
     from openai import AsyncOpenAI

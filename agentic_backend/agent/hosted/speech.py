@@ -17,7 +17,7 @@ STRUCTURED: Final = "structured_response"
 
 
 class SpokenAt(NamedTuple):
-    """Where in a graph something is said: the node, the step, and the namespace of a subgraph."""
+    """Where in a graph a message comes from: the node, the step, and the namespace of a subgraph."""
 
     node: str = ""
     step: int = 0

@@ -295,7 +295,7 @@ class UserStore(BaseStore):
     supports_ttl = True
 
     def __init__(self, state: GraphState, user: Callable[[], str] = _user_of_turn) -> None:
-        """`user` gives the id of whoever uses it."""
+        """`user` gives the id of the current user."""
         self._state = state
         self._user = user
 

@@ -15,7 +15,7 @@ from backend_kit.wire import dumps
 _PAGE: Final = 50
 """States that are read at once of a thread."""
 _PAGES: Final = 40
-"""Of these, at most so many for one answer."""
+"""At most this many of these pages are read for one answer."""
 
 
 class SessionStates:

@@ -107,7 +107,7 @@ class GuardedCall:
         return told
 
     def _take(self, generation: ChatGenerationChunk) -> Told:
-        """The chunk as it may go on: within the bounds, with texts that can be stored, and the reason of its end."""
+        """The chunk as it may be passed on: within the bounds, with texts that can be stored, and the finish reason."""
         chunk = generation.message
         if not isinstance(chunk, AIMessageChunk):
             raise failures.broken("not a chunk")

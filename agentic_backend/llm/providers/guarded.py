@@ -22,8 +22,8 @@ _TOOLS = ("tools", "tool_choice")
 class GuardedChatModel(AsyncOnlyChatModel):
     """Any chat model of LangChain's, with deadlines, bounds, retries and a circuit breaker around its stream.
 
-    Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else. Each call is streamed, also where its
-    answer is wanted as a whole. Async only. It is told by its `metadata` that its calls are counted here.
+    Raises the `TurnFailed` family of `agentic_backend.errors` and nothing else. Each call is streamed, even if its
+    answer is wanted as a whole. Async only. Its `metadata` marks that its calls are counted here.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
