@@ -253,7 +253,7 @@ class CompatibleDialect:
 
     def turn_ended(self, turn: Turn) -> None:
         """See `Dialect.turn_ended`: the longest waiting ask is next, unless the turn ended with a refusal. A drain
-        refuses all that wait: each is begun, and told so."""
+        refuses all that wait: each is begun, and answered with the refusal."""
         end = turn.events[-1].payload
         drained = self.outbox.closing is not None and isinstance(end, Failed) and end.code is Code.DRAINING
         if isinstance(end, Failed) and not end.messages and not drained:

@@ -237,7 +237,7 @@ class SocketHub:
 
     def begin_drain(self) -> int:
         """Refuse new connections; each socket closes with 1012 once its turns have ended and each ask that waited for
-        them has been told that it is refused. Returns how many are idle.
+        them has been answered with a refusal. Returns the number of idle sockets.
 
         A socket that closes already does that in its own way. A stream ends with its turn.
         """
@@ -369,7 +369,7 @@ class SocketHub:
             self._close_oldest(user_id, self._held_by(user_id) - limit + 1)
 
     def _close_oldest(self, user_id: str, count: int) -> None:
-        """Close so many of the user's sockets, those that are closing already among them."""
+        """Close `count` of the user's sockets; those that are closing already are counted."""
         mine = [socket for socket in self._sockets if socket.user_id == user_id]
         for socket in mine[: max(0, count)]:
             if socket.outbox.closing is None:
@@ -378,8 +378,8 @@ class SocketHub:
                 socket.outbox.close(Closing(4409))
 
     def keep_newest(self, user_id: str, count: int, told_at: float) -> None:
-        """Close the user's oldest sockets with 4409 until so many are left of what was open here at `told_at`, on the
-        monotonic clock: what has closed since then is among those that go."""
+        """Close the user's oldest sockets with 4409 until `count` are left of those that were open here at `told_at`,
+        on the monotonic clock; those that have closed since then count as closed."""
         open_then = sum(at <= told_at for at in self._opened_at(user_id))
         self._close_oldest(user_id, open_then - count)
 

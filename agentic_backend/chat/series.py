@@ -13,7 +13,7 @@ from backend_kit.auth import Identity
 from backend_kit.wire import ServiceError
 
 _TOGETHER_BYTES: Final = 32 * 1024
-"""What is said of past events is sent in pieces of this size: each alone would cost more than to say it."""
+"""Past events are sent in pieces of this size: sending each alone would cost more than encoding it."""
 
 
 class Series(Protocol):
@@ -23,7 +23,7 @@ class Series(Protocol):
         """Begin to look out for turns: `notice` is called when there may be another one."""
 
     async def next(self) -> Turn | None:
-        """The turn that is to be told next; None: there is none now. Raises ServiceError."""
+        """The turn to stream next, or None if there is none now. Raises ServiceError."""
 
     def close(self) -> None:
         """Look out no more."""
@@ -32,8 +32,8 @@ class Series(Protocol):
 class SeriesStream(OpenStream):
     """Answers a request with the events of a session's turns until its client leaves, or the process ends.
 
-    Each event is written as it came, fragments of a text too: whoever comes back gets what it has again, in the same
-    pieces, and knows them by their ids.
+    Each event is written as it came, fragments of a text too: a client that comes back gets what it already has in the
+    same pieces, and recognises them by their ids.
     """
 
     def __init__(

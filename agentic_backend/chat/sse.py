@@ -66,7 +66,7 @@ class StreamWriter(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the stream has its end before its turn: nothing more is said. To be asked after a `write`."""
+        """Whether the stream has ended before its turn, so that nothing more is written. Read it after each `write`."""
 
     @property
     def owed(self) -> Callable[[], Awaitable[bytes]] | None:
@@ -229,7 +229,7 @@ class OpenStream(Response):
         return b"" if follow is None else self._writer.write(follow.turn, follow.take())
 
     def _notice(self) -> None:
-        """Something has happened in the turn: it is said soon, with what else happens until then."""
+        """Something has happened in the turn: it is written soon, together with what else happens until then."""
         if self._due is None:
             self._due = self._loop.call_soon(self._say_soon)
 

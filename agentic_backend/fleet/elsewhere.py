@@ -1,4 +1,4 @@
-"""The turns that other instances run: followed, stopped and told of changes from here, and the same for theirs."""
+"""Turns that other instances run: followed, stopped and notified of changes from here, and the reverse."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ _FORGET_S = 3.0
 """Seconds that a delete waits for a turn that another instance runs."""
 _FORGET_PAUSE_S = 0.05
 _TOLD_S = 1.0
-"""Seconds after which a turn that still runs elsewhere is told again what it has not done, by Postgres."""
+"""Seconds after which a request that a turn elsewhere has not acted on is sent again, by Postgres."""
 _LOSSES = 3
 """How often an instance that has an ended turn may be lost before history tells it instead."""
 _UNFOLLOWED_S = 5.0
@@ -67,9 +67,9 @@ class OwnTurns(LocalTurns, Protocol):
 class FleetTurns:
     """Implements `Elsewhere`, and does what other instances ask of this one.
 
-    Messages go by `bus`; what a turn that runs elsewhere does not follow is told again by `surest`, the way of which
-    this instance knows that it works. `connected` is called with 1 and -1 as turns begin and end to be followed at
-    other instances.
+    Messages go by `bus`; what a turn elsewhere does not act on is sent again by `surest`, the transport that this
+    instance knows to work. `connected` is called with 1 and -1 as turns begin and end to be followed at other
+    instances.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 _NOTIFIED_INSTANCES: Final = 4
 _NOTIFIED_A_S: Final = 200.0
-"""Up to so many instances or messages a second Postgres is bus enough: it gives each message to each instance."""
+"""Up to this many instances or messages a second, Postgres suffices as the bus: it delivers each message to every
+instance."""
 
 
 class Fleet:

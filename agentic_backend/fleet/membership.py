@@ -42,7 +42,8 @@ class FleetRules:
     look_s: float = 0.25
     """Between two looks for turns of the dead."""
     looks_each_time: int = 4
-    """So many instances look each time, on average: a look reads the turns of all, and costs as much as there are."""
+    """How many instances look each time, on average: a look reads the turns of all, so its cost grows with their
+    number."""
     taken_at_once: int = 64
     """Turns taken over by one statement: the rest is left for other instances, which look too."""
     mirror_s: float = 60.0
@@ -168,7 +169,8 @@ class Membership:
             while True:
                 due_at = self._renewed_at + self.rules.beat_s
                 async with contextlib.aclosing(connection.notifies(timeout=max(0.0, due_at - self._clock()))) as heard:
-                    # It ends by itself. Whoever leaves it before loses what has come with the one that it got.
+                    # The generator ends at its timeout. Leaving it earlier would lose what arrived with the current
+                    # notification.
                     async for notification in heard:
                         self.notified += 1
                         self.hear(notification.payload)
@@ -192,7 +194,7 @@ class Membership:
         self._lost = False
         self._member.set()
         if self.rules.gap_s < silent_s < float("inf"):
-            self.on_deaf()  # it stood still: others may have left out what it had told
+            self.on_deaf()  # it stood still: others may have taken it for dead and left it out
 
     async def _execute(
         self,

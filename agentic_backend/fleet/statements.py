@@ -65,7 +65,7 @@ WHERE session_id = :session_id AND fence = :fence AND exchange_id = :exchange_id
 RETURNING session_id
 """)
 
-# Nobody has this id: whoever looks for turns of the dead takes it at once, and counts a death, which was none.
+# No instance has this id: the next look for turns of the dead takes it at once, and counts a death that was none.
 HAND_OVER = text("""
 UPDATE session_lease SET holder = '', deaths = deaths - 1
 WHERE session_id = :session_id AND holder = :me AND exchange_id = :exchange_id

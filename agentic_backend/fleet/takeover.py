@@ -191,5 +191,5 @@ class Takeover:
         session, exchange_id = record.session, record.user_message.exchange_id
         fence = self._fences.pop((session.user_id, exchange_id), None)
         if fence is not None:
-            # Where it was only told, since it had ended, the lease still names it.
+            # If it was only replayed, since it had ended, the lease still names it.
             self._leases.withdraw(fence, (session.id, session.user_id), exchange_id)

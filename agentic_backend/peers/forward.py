@@ -47,7 +47,7 @@ class _Forwarded(Response):
             await self._pass_on(send)
         except (TurnNotThere, PeerLost):
             if self._begun:
-                state["abort"]()  # it has no end here: whoever follows looks again for who has it
+                state["abort"]()  # it has no end here: followers look again for the instance that has it
             else:
                 await Response(status_code=404)(scope, receive, send)
         finally:

@@ -17,7 +17,7 @@ from backend_kit.client.connections import Connections, open_session
 CONNECT_S: Final = 1.0
 MAX_VIEW_BYTES: Final = 4 << 20
 _HEARTBEATS: Final = 3
-"""A peer that says nothing for so many heartbeats is lost."""
+"""A peer that is silent for this many heartbeats is lost."""
 
 
 class TurnNotThere(Exception):
@@ -45,7 +45,7 @@ class Peers:
         both in seconds."""
         self._base = base
         self._silence_s = _HEARTBEATS * heartbeat_s
-        # None is kept: one that has become half-open while it was idle would cost whoever comes next its silence.
+        # No connection is kept: one that became half-open while idle would cost the next user the whole silence.
         self._limits = Connections(max_idle=0, connect_s=connect_s, pool_s=None, read_s=self._silence_s)
         self._session = open_session(self._limits)
         self._siblings = siblings
@@ -61,12 +61,12 @@ class Peers:
         after: int,
         on_ask: Callable[[Ask], None] | None = None,
     ) -> AsyncGenerator[list[TurnEvent]]:
-        """The events of a turn of the instance at `url` behind the event with number `after` (0: all), as they come;
-        none with each heartbeat of a silent one, so that whoever follows it may look up.
+        """The events of a turn of the instance at `url` behind the event with number `after` (0: all), as they come; an
+        empty list with each heartbeat of a silent one, so that the follower can check where the turn runs.
 
-        It ends behind the terminal one, or at once where `after` is that. Raises `TurnNotThere` and `PeerLost`. Whoever
-        stops before the end closes it. `on_ask` first gets what was asked, as far as clients see it: a mirror that has
-        it as its ask is told like the turn itself.
+        It ends after the terminal event, or at once if `after` is that one. Raises `TurnNotThere` and `PeerLost`. A
+        caller that stops before the end closes it. `on_ask` first gets what was asked, as far as clients see it: a
+        mirror with that ask is streamed like the turn itself.
         """
         query = {"user": user_id, "session": session_id, "exchange": exchange_id, "after": str(after)}
         last: TurnEvent | None = None
@@ -136,7 +136,7 @@ class Peers:
             raise PeerLost(type(error).__name__) from None
 
     async def aclose(self) -> None:
-        """Close the connections. Whoever follows a turn loses its peer."""
+        """Close the connections. Followers of a turn get `PeerLost`."""
         await self._session.close()
 
 

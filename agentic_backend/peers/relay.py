@@ -154,7 +154,7 @@ class RelayedTurn(Response):
         try:
             await self._write(send, state.get("send_now"))
             if _is_let_go(turn):
-                state["abort"]()  # it has no end here: whoever follows looks for who has it
+                state["abort"]()  # it has no end here: followers look for the instance that has it
         finally:
             state["on_gone"](None)
             relay.following -= 1
@@ -192,7 +192,7 @@ class RelayedTurn(Response):
         return join_events(encoded) + b"\n"
 
     def _notice(self) -> None:
-        """Something has happened in the turn: it is said soon, with what else happens until then."""
+        """Something has happened in the turn: it is written soon, together with what else happens until then."""
         if self._due is None:
             self._due = self._loop.call_soon(self._say_soon)
 
