@@ -31,7 +31,7 @@ class Adoption:
 
     The spools of a service are `base` and `base/worker-N`. One above `workers`, from a start with more of them, belongs
     to nobody; any other one does once it has been free for `dead_s` seconds. `write_out` empties one, and `gone` is
-    then told its directory: whoever had it has no turn any more that only its spool knows.
+    then called with its directory: its former owner has no turn left that only its spool knows.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class _Line:
     marks: tuple[Fork, ...] = ()
 
     def marked(self, message: bytes, rank: int) -> bytes:
-        """The message as it is told."""
+        """The message as readers get it."""
         return marked(message, superseded_by(self.marks, rank)) if self.marks else message
 
 
@@ -58,7 +58,8 @@ class HistoryReader:
         self._pending = pending
 
     async def pages(self, key: Key, window: HistoryWindow) -> AsyncIterator[HistoryPage]:
-        """See `SessionStore.pages`. What is committed while this reads is found in one of the two, and told once."""
+        """See `SessionStore.pages`. What is committed while this reads is found in one of the two, and returned
+        once."""
         if window.limit == 0:
             return
         end = RANK_LIMIT if window.up_to is None else min(window.up_to + 1, RANK_LIMIT)
@@ -73,7 +74,7 @@ class HistoryReader:
         last = max(0, len(ranks) - window.offset)
         chosen = ranks[:last] if window.limit is None else ranks[last - min(last, window.limit) : last]
         limit = None if window.limit is None else min(window.limit, RANK_LIMIT) - len(chosen)
-        # What of all this was pending is told as it was when this began: of stored forks those before it count.
+        # What was pending is returned as it was when this began: of stored forks only those before it count.
         line = _Line(superseded_ranks(on_line, below))
         if below > 0 and limit != 0:
             if waiting and self._queries.just_failed:

@@ -1,8 +1,8 @@
 """What a user may do at all instances together: few things an instance lets them do unasked, more Postgres decides.
 
 Of a limit, all instances together let a fifth go without a word. What goes beyond is one conditional statement on one
-row, which the fifth comes on top of: so no user gets more than 1.2 times a limit, and who is far from it costs nothing.
-While Postgres does not answer, each instance holds the limits by itself.
+row, which the fifth comes on top of: so no user gets more than 1.2 times a limit, and one who is far from it costs
+nothing. While Postgres does not answer, each instance enforces the limits on its own.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _OF_OTHERS: Final = """
 FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key
 WHERE other.key <> :me AND holder.heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s)
 """
-# What the dead have held is left out. Without :most it is told, with it only if all together are not more than that.
+# Entries of dead instances are left out. With :most, the row is written only if the total does not exceed it.
 HOLD_SHARE = text(f"""
 INSERT INTO user_share AS share (user_id, kind, held, changed_at)
 SELECT :user_id, :kind, jsonb_build_object(CAST(:me AS text), coalesce(jsonb_agg(since ORDER BY since), '[]')),
@@ -33,7 +33,7 @@ WHERE CAST(:most AS integer) IS NULL OR :most >= jsonb_array_length(excluded.hel
     + (SELECT coalesce(sum(jsonb_array_length(other.value)), 0) {_OF_OTHERS})
 RETURNING held
 """)  # noqa: S608 - constants
-# What an earlier process of this instance had told.
+# What an earlier process of this instance had reported.
 FORGET_SHARES = text("""
 UPDATE user_share SET held = held - CAST(:me AS text) WHERE jsonb_exists(held, CAST(:me AS text)) RETURNING user_id
 """)
@@ -67,12 +67,13 @@ _UNTOLD: Final = 0.2
 _AGAIN_S: Final = 1.0
 _SWEEP_S: Final = 3600.0
 _AT_ONCE: Final = 8
-"""Users who are told of at the same time, a connection each."""
+"""Users who are reported at the same time, a connection each."""
 _USERS_KEPT: Final = 10_000
 
 KeepNewest = Callable[[str, int, float], None]
 Told = dict[str, list[float]]
-"""What each instance has said of a user: since when each thing is held there, the oldest first, by Postgres' clock."""
+"""What each instance has reported of a user: since when each item is held there, the oldest first, by Postgres'
+clock."""
 
 
 class Held(Protocol):
@@ -127,8 +128,9 @@ class SharedRate:
 class SharedCount:
     """Implements `CountOverall` for one kind of thing, e.g. turns; `most` of them a user may hold at all instances.
 
-    With `keep_newest` it is never refused: the oldest of all go. It is called where those are, with the user, how many
-    stay of what was open there, and when that was told, on the monotonic clock: more may be open or closed by then.
+    With `keep_newest` nothing is refused: the oldest of all close instead. It is called where those are, with the user,
+    how many of what was open there stay, and when that was reported, on the monotonic clock: more may have opened or
+    closed since.
     """
 
     def __init__(
@@ -142,9 +144,9 @@ class SharedCount:
         self.some = asyncio.Event()
         """Set where something is due."""
         self._told: set[str] = set()
-        # With whether the others are told if a user holds too many.
+        # Whether the other instances are notified if a user holds too many.
         self._due: dict[str, bool] = {}
-        # What is told later must be written later.
+        # What is reported later must be written later.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def has_room(self, user_id: str, ages: Callable[[], list[float]]) -> bool:
@@ -166,7 +168,7 @@ class SharedCount:
             self.some.set()
 
     def note_full(self, user_id: str) -> None:
-        """Another instance has found that the user holds too many, and has told all that have to know."""
+        """Another instance has found that the user holds too many, and has notified all instances concerned."""
         self._due.setdefault(user_id, False)
         self.some.set()
 
@@ -200,7 +202,7 @@ class SharedCount:
         return user_id not in self._told and count <= int(self._most * _UNTOLD / self._shares.instances)
 
     async def _tell(self, user_id: str, ages: list[float], most: int | None = None) -> Told | None:
-        """Write what the user holds here; what all say then. None if that would be more than `most`."""
+        """Write what the user holds here and return what all instances hold then. None if that would exceed `most`."""
         await self._shares.forget_earlier()
         values = {**self._shares.judge, "user_id": user_id, "kind": self._kind, "ages": ages, "most": most}
         was_told = user_id in self._told
@@ -246,7 +248,7 @@ class SharedLimits:
         return self._counts[kind]
 
     def note_instances(self, alive: int) -> None:
-        """So many instances are there now, this one among them."""
+        """Note that `alive` instances exist now, this one included."""
         instances = max(2, alive)
         grown, self.instances = instances > self.instances, instances
         if grown:
@@ -275,8 +277,8 @@ class SharedLimits:
                 group.create_task(self._write(count))
 
     async def forget_earlier(self) -> None:
-        """Have nothing count that an earlier process of this instance had told: once, before this one tells anything,
-        which would be forgotten with it. Raises `HistoryUnavailable`."""
+        """Delete what an earlier process of this instance had reported: once, before this one reports anything, which
+        would be deleted too. Raises `HistoryUnavailable`."""
         async with self._forgetting:
             if not self._forgotten:
                 await self.queries.fetch("forget_shares", FORGET_SHARES, {"me": self.me})

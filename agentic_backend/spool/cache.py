@@ -150,8 +150,8 @@ class HistoryCache:
         self._loading.remove(loading)
 
     def append(self, key: Key, record: TurnRecord) -> None:
-        """Add an ended turn, if its session is cached or being read. One that began behind an earlier message than the
-        newest makes another line live, however it ended: the session is read anew."""
+        """Add an ended turn, if its session is cached or being read. One that began after a message other than the
+        newest makes another branch live, however it ended: the session is then read again."""
         if forks_in(record.messages[:1]):
             self.forget(key)
         entry = self._entries.get(key)

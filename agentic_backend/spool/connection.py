@@ -57,5 +57,5 @@ def hang_up_after(connection: _Connected, seconds: float) -> Iterator[None]:
 
 
 def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended by itself
+    with contextlib.suppress(OSError):  # it is closed already
         sock.shutdown(socket.SHUT_RDWR)

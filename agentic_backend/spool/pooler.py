@@ -67,7 +67,7 @@ def require_session(
 def _hears(connection: _Connection, backend: int, idle_s: float) -> bool:
     """Whether the notification has come, and the session is still that of `backend`."""
     heard = len(list(connection.notifies(timeout=idle_s, stop_after=1)))
-    # Postgres sends what is to be told before it is ready for the next statement: this answer comes after it.
+    # Postgres sends pending notifications before it is ready for the next statement: this answer comes after them.
     still = _backend(connection) == backend
     return still and heard + len(list(connection.notifies(timeout=0))) > 0
 

@@ -29,7 +29,7 @@ _FREE_BYTES = 1024**3
 
 
 def least_free(total: int) -> float:
-    """Bytes that a disk of so many must have free for new turns: 5 % of it, or 1 GiB if that is less."""
+    """Bytes that must be free for new turns on a disk of `total` bytes: 5 % of it, or 1 GiB if that is less."""
     return min(_FREE_SHARE * total, _FREE_BYTES)
 
 

@@ -35,7 +35,7 @@ def downgrade() -> None:
 
 
 def _note_what_is_left() -> None:
-    """A trigger sees each way in which an attachment goes: by itself, with its session, by retention, by hand."""
+    """A trigger sees every way in which an attachment is deleted: alone, with its session, by retention, by hand."""
     op.execute("""
         CREATE FUNCTION note_leftover_attachment() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN

@@ -11,7 +11,7 @@ depends_on = None
 def upgrade() -> None:
     """Create the index. Who writes waits for it; an operator may have made it before, without.
 
-    Earlier versions ran an ask again that came long after its answer. Both runs were told and stay in the history:
+    Earlier versions ran an ask again that came long after its answer. Users saw both runs, so both stay in the history:
     the first keeps the id, each later one gets an id of its own. A message belongs to the question before it.
     """
     op.execute("""
