@@ -21,23 +21,23 @@ from backend_kit.wire import CODES
 EVERYTHING: Final = 1 << 62
 """More characters than any text has: `EventLog.joined` then joins all fragments that follow each other."""
 _STOP_S: Final = 5.0
-"""How long a request waits for a turn that it stops: an agent may ignore that."""
+"""How long a request waits for the turn that it stops: an agent may ignore the stop."""
 
 
 class Following:
     """One reader of a turn: an async iterator over its events to the terminal one.
 
-    For doors that do not answer with an event stream; those that do use `turn_stream`. `with` it: leaving it is that
-    its client has left, so a turn whose ask says so is cancelled where nobody else follows it. Whoever is behind gets
-    fragments of one message joined, with the number of the last.
+    For doors that do not answer with an event stream; those that do use `turn_stream`. It is a context manager: leaving
+    it means that its client has left, so a turn whose ask says so is cancelled if nobody else follows it. A reader that
+    is behind gets fragments of one message joined, with the number of the last.
     """
 
     def __init__(self, turn: Turn, after: int = 0, *, place: int | None = None, pace_s: float = 0.0) -> None:
-        """It begins behind the event with number `after`; 0: with the first of this run of the exchange. With `place`
-        it begins at that index of the events instead.
+        """It begins after the event with number `after`; 0: with the first of this run of the exchange. With `place` it
+        begins at that index of the events instead.
 
-        While the turn runs it wakes at most once in `pace_s` seconds, `math.inf`: not before the end. To wake a task
-        for each token costs more than to say a token.
+        While the turn runs it wakes at most once in `pace_s` seconds; `math.inf`: not before the end. Waking a task for
+        each token costs more than sending the token.
         """
         self.turn = turn
         self._follow = follow_of(turn, after) if place is None else Follow(turn, place)
@@ -63,7 +63,7 @@ class Following:
             turn.cancel()
 
     def leave(self) -> None:
-        """Its client has gone: the iterator ends."""
+        """End the iterator, since its client has gone."""
         self._left = True
         self._wake.set()
 
@@ -92,8 +92,8 @@ class Following:
 
 
 def follow_of(turn: Turn, after: int = 0) -> Follow:
-    """The position behind the event with number `after`; 0: before the first event of this run of the exchange, which
-    leaves out what it had published before it asked a person."""
+    """The index after the event with number `after`; 0: that of the first event of this run of the exchange, without
+    what was published before a person was asked."""
     return Follow(turn, turn.after(after) if after or turn.ask.human is None else turn.earlier)
 
 
@@ -108,8 +108,8 @@ async def stop_turn(turn: Turn) -> None:
 
 
 def whole_events(turn: Turn) -> Iterator[tuple[int, Payload]]:
-    """The events of a turn with their places; fragments that follow each other are one. Without those that it replaced
-    when it ran again."""
+    """The events of a turn with their indices, without those that were replaced when it ran again; consecutive
+    fragments are joined."""
     place, events = turn.shown_from, turn.events
     while place < len(events):
         event, count = events.joined(place, EVERYTHING)
@@ -124,7 +124,8 @@ async def turn_stream(
     begin: Callable[[], Follow],
     writer: StreamWriter,
 ) -> Response:
-    """The answer to a request that asks, or comes back to, a turn: what `writer` says of its events to the last one.
+    """The response to a request that starts a turn or comes back to one: what `writer` makes of its events up to the
+    last.
 
     `begin` starts or finds the turn once the stream may be opened, and returns the position where its events are told
     from. Streams of doors count as our own do, for `limits.max_sockets`, `per_user.sockets` and `per_address.sockets`,
@@ -139,7 +140,7 @@ async def turn_stream(
 
 
 async def refusal_of_stream(services: DoorServices, request: Request, user_id: str) -> Failed | None:
-    """Why no further stream is opened; None: it may be, and counts from now on."""
+    """Why no further stream may be opened; None: it may be, and counts from now on."""
     code = await services.hub.refusal_of_stream(request, user_id)
     if code is None:
         return None

@@ -24,8 +24,8 @@ request, with text alone. Raises `TurnFailed`."""
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Who may come in at a door. `origins` are the pages that may call; `authenticated`: callers need a token; `issuer`
-    is the address of whoever issues it, None where nobody does."""
+    """Who may use a door. `origins` are the pages that may call; `authenticated`: callers need a token; `issuer` is the
+    address of the token's issuer, None if there is none."""
 
     origins: tuple[str, ...] = ()
     authenticated: bool = True
@@ -66,7 +66,7 @@ class DoorServices:
     kpi: Kpi
     answer_task: AnswerTask
     admit_task: Callable[[str], Awaitable[None]]
-    """Counts a task of the user with this id. Raises `RateLimited` above the rate of their asks."""
+    """Counts a task of the user with this id. Raises `RateLimited` if the user exceeds their rate of asks."""
     limit_hit: Callable[[str], None]
     base_url: str
     max_message_chars: int
@@ -77,4 +77,5 @@ class DoorServices:
     entrance: Entrance
     mcp_sessions: McpSessions
     at_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    """Called when the running turns have ended, before the server closes: by it a door ends what stays open."""
+    """Called when the running turns have ended, before the server closes, so that a door can close what is still
+    open."""

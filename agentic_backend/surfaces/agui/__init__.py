@@ -17,7 +17,7 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 
 def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any]) -> list[BaseRoute]:
-    """The routes of the door. `services()` is called at each request: its result exists once the app runs."""
+    """The routes of the door. `services()` is called for each request: its result exists once the app runs."""
     router = APIRouter(prefix="/agui", tags=["agui"], route_class=DirectRoute, responses=refusals())
     caller = Annotated[Identity, Depends(identify)]
 

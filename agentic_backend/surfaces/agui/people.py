@@ -1,6 +1,6 @@
 """Questions to a person as AG-UI's interrupts, and the entries of `resume` as a person's answers.
 
-An interrupt's id says all that is needed to read an answer to it: nothing is remembered between the two runs.
+An interrupt's id holds all that is needed to read an answer to it: nothing is kept between the two runs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,12 +22,12 @@ _RANK_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class InterruptId:
-    """What an interrupt's id says.
+    """The content of an interrupt's id.
 
     `checkpoint` names the question, `kind` how it is answered, `question` which of several asked at once it is (""
-    where it is the only one), `exchange` the exchange that waits. `hint` is, of a review, the name of the tool whose
-    arguments may be edited; of choices, the one that stands for no answer. `asked` is a hash of the text that the
-    exchange answers, `rank` that of the first message behind the question.
+    where it is the only one), `exchange` the exchange that waits. `hint` is the name of the tool whose arguments may be
+    edited (of a review), or the choice that stands for no answer (of choices). `asked` is a hash of the text that the
+    exchange answers, `rank` that of the first message after the question.
     """
 
     checkpoint: str
@@ -44,7 +44,7 @@ class InterruptId:
 
     @classmethod
     def read(cls, text: str) -> "InterruptId | None":
-        """The id in a text, None for one that no door of ours has made."""
+        """Parse an id; None for one that this door did not make."""
         pieces = text.split("/", _PIECES - 1)
         if len(pieces) != _PIECES:
             return None
@@ -57,8 +57,8 @@ class InterruptId:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What `resume` comes to: the exchange that goes on at a rank, the answer as `human_resume` has it, and whether the
-    person abandoned every question (`abandoned`) of an exchange about the text with this hash."""
+    """What `resume` means: the exchange that continues at a rank, the answer in the form of `human_resume`, and whether
+    the person abandoned every question (`abandoned`) of the exchange, which answers the text with the hash `asked`."""
 
     exchange: str
     rank: int
@@ -75,8 +75,8 @@ def hash_of(text: str) -> str:
 def interrupts(
     payload: Mapping[str, Any], exchange_id: str, asked: str, rank: int, calls: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The interrupts of a question. `asked` is the text that the exchange answers, `rank` where it will go on, `calls`
-    the ids under which the client knows the tool calls of the thread, by the ids that the agent gave them."""
+    """The interrupts of a question. `asked` is the text that the exchange answers, `rank` where it will continue,
+    `calls` the client's ids of the thread's tool calls, by the ids that the agent gave them."""
     several = "questions" in payload
     made = []
     for one in payload.get("questions") or (payload,):
@@ -137,7 +137,7 @@ def _call_of(question: Mapping[str, Any], calls: Mapping[str, str]) -> str:
 
 
 def _schema(question: Mapping[str, Any], kind: Kind, hint: str) -> dict[str, Any]:
-    """What an answer may look like, as JSON Schema. Answers in our own shape are taken, too."""
+    """What an answer may look like, as JSON Schema. Answers in our own shape are accepted, too."""
     if kind in ("approval", "review"):
         fields: dict[str, Any] = {"approved": {"type": "boolean"}}
         if kind == "review" and hint:
@@ -156,7 +156,7 @@ def _schema(question: Mapping[str, Any], kind: Kind, hint: str) -> dict[str, Any
 def answered(entries: Sequence[Mapping[str, Any]]) -> Answered:
     """The answer in a `resume` of at least one entry, each with `interruptId`, `status` and `payload`.
 
-    Raises `BadRequest` with the `field` where an id is none of ours, or not of the question that the first one is of.
+    Raises `BadRequest` with the `field` if an id is not one of ours, or belongs to another question than the first one.
     """
     read: list[tuple[InterruptId, Any]] = []
     for number, entry in enumerate(entries):
@@ -225,8 +225,8 @@ def known_calls(ids: Collection[str]) -> dict[str, str]:
 
 
 def unique_call(call_id: str, rank: int, number: int, taken: Collection[str]) -> str:
-    """The id of a tool call for the client, whose thread has those `taken` already: small model servers give the same
-    one again, or none."""
+    """The id of a tool call for the client, whose thread already has those in `taken`: small model servers repeat ids,
+    or give none."""
     if call_id and call_id not in taken:
         return call_id
     made = f"{call_id}~{rank}"

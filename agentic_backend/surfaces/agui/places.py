@@ -1,6 +1,6 @@
-"""Where in the events of an exchange one run of AG-UI is, and where in that run a client was cut.
+"""Where in the events of an exchange one run of AG-UI is, and where in that run a client was cut off.
 
-An exchange of ours is one run, and where the agent asked a person, one more for each answer.
+An exchange of ours is one run, plus one for each answer of a person whom the agent asked.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a client has of a run: all up to the turn's event `seq`, and `more` of the next one's.
+    """What a client has of a run: everything up to the turn's event `seq`, and `more` of what the next event became.
 
-    `turn` tells turns with one exchange id apart: a run that is told from history, or runs again after a restart, has
-    other numbers.
+    `turn` tells turns with the same exchange id apart: a run that is replayed from history, or runs again after a
+    restart, has other numbers.
     """
 
     turn: str
@@ -55,7 +55,7 @@ class Position:
 
 
 def only_run(start: Start) -> Start:
-    """The run alone: where it has ended and its exchange has gone on, as a turn that has ended with it."""
+    """The run alone: if its exchange has continued after its end, as a turn that ended with this run."""
     events = start.turn.events
     place = start.place
     while place < len(events):
@@ -75,20 +75,20 @@ def only_run(start: Start) -> Start:
 
 
 def name_of(turn: Turn) -> str:
-    """What tells this turn from any other of its exchange."""
+    """What distinguishes this turn from any other of its exchange."""
     return f"{crc32(repr(turn.ask.received_at).encode()):08x}"
 
 
 def expect_turn(position: Position, turn: Turn) -> None:
-    """Raise Conflict for a position in another turn, or in what this one replaced: the run can be sent from its
-    beginning alone."""
+    """Raise Conflict for a position in another turn, or in what this one replaced: the run can then be sent only from
+    its beginning."""
     replaced = turn.shown_from and position.seq < turn.events[turn.shown_from].seq
     if replaced or position.turn != name_of(turn):
         raise Conflict(field="Last-Event-ID")
 
 
 def start_of_answer(turn: Turn, answer: dict[str, Any]) -> Start | None:
-    """Where the run begins that this answer let go on; None where the turn has no such run."""
+    """Where the run begins that this answer let continue; None if the turn has no such run."""
     asked_at, told = None, False
     for place, payload in whole_events(turn):
         if isinstance(payload, Awaiting) and payload.payload.get("checkpoint_id") == answer["checkpoint_id"]:

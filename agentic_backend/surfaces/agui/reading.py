@@ -1,4 +1,4 @@
-"""A RunAgentInput as AG-UI's clients send it. A fault names its field: `messages[2].toolCallId`."""
+"""A RunAgentInput as AG-UI's clients send it. Errors name the field: `messages[2].toolCallId`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,9 +108,9 @@ class RunInput:
     """What a client asks for.
 
     `question` is the user's last message, "" where the conversation ends with results of the client's tools; `given`
-    what stands before it. `answer` is that of a person to the question of another run, which goes on then; else
-    `question` or the results are there. `calls` and `taken` are the tool calls of the thread (`RunNames`), `snapshot`
-    the client's messages without those of this run, None where it has none of them. `body` is what was read.
+    what comes before it. `answer` is a person's answer to the question of another run, which then continues; otherwise
+    there is a `question`, or results. `calls` and `taken` are the tool calls of the thread (`RunNames`), `snapshot` the
+    client's messages without those of this run, None where it has none of them. `body` is what was read.
     """
 
     thread_id: str
@@ -129,7 +129,7 @@ class RunInput:
     body: bytes = field(repr=False, compare=False)
 
     def messages_before(self) -> list[dict[str, Any]]:
-        """The client's messages as they stand before the run. Read again: hardly any run needs them."""
+        """The client's messages as they are before the run. Parsed again, since hardly any run needs them."""
         exchange_id, rank = (self.run_id, 0) if self.answer is None else (self.answer.exchange, self.answer.rank)
         return _snapshot(loads(self.body)["messages"], exchange_id, rank)
 
@@ -184,7 +184,7 @@ def _options(forwarded: Any) -> _Options:
 
 
 def _answer(read: _Input, max_message_chars: int) -> Answered | None:
-    """The person's answer; None without one, and where every question was abandoned for a new one."""
+    """The person's answer; None without one, and if every question was abandoned for a new one."""
     if not read.resume:
         return None
     for number, entry in enumerate(read.resume):
@@ -201,7 +201,7 @@ def _answer(read: _Input, max_message_chars: int) -> Answered | None:
 def _conversation(
     messages: Sequence[tuple[int, _Message]], context: Sequence[_Context], max_message_chars: int, *, asks: bool
 ) -> tuple[str, tuple[HistoryItem, ...]]:
-    """The question and what stands before it. Without `asks` nothing is asked, and neither counts."""
+    """The question and what comes before it. Without `asks` nothing is asked, and neither is limited."""
     if not asks:
         return "", ()
     shown = [(place, one) for place, one in messages if one.role not in ("activity", "reasoning")]
@@ -231,7 +231,7 @@ def _conversation(
 
 
 def _item(one: _Message, at: str, answered_calls: set[str | None], called: set[str]) -> HistoryItem | None:
-    """A message for the agent. Of calls and results those that belong together: models refuse others."""
+    """A message for the agent. Only calls and results that belong together are kept: models refuse others."""
     text = one.text(at)
     if one.role == "user":
         return HistoryItem("user", text) if text else None
@@ -260,8 +260,8 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _snapshot(messages: Sequence[dict[str, Any]], exchange_id: str, rank: int) -> list[dict[str, Any]]:
-    """The client's messages as they stand before the run. Its reasoning stays as an empty message: a client drops of a
-    snapshot's absent messages all but reasoning."""
+    """The client's messages as they are before the run. Its reasoning stays as an empty message, since a client drops
+    all messages that a snapshot lacks, except reasoning."""
     kept = []
     for message in messages:
         if not is_own(message.get("id", ""), exchange_id, rank):

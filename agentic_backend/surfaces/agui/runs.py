@@ -1,4 +1,4 @@
-"""What a RunAgentInput starts: the turn of a question, of a person's answer, or one that runs or ran already."""
+"""What a RunAgentInput starts: the turn of a question or of a person's answer, or one that runs or ran already."""
 
 import time
 from functools import lru_cache
@@ -29,13 +29,13 @@ _THREADS: Final = UUID("6a0c7a9e-5f8e-5d0b-9c43-5b7f4b1d2a60")
 
 @lru_cache(maxsize=2048)
 def session_of(user_id: str, thread_id: str) -> str:
-    """The session of a thread: always the same one, and another one for each user."""
+    """The session of a thread: always the same one for a user, and a different one for each user."""
     return str(uuid5(uuid5(_THREADS, user_id), thread_id))
 
 
 async def ask_to_run(services: DoorServices, agent: str, request: Request, identity: Identity) -> Response:
-    """The answer to a request that asks for a run, or for one that it has asked for before. Raises ServiceError where
-    the request cannot be read, or there is no such agent for this caller."""
+    """The response to a request for a run, new or repeated. Raises ServiceError if the request cannot be read, or this
+    caller has no such agent."""
     user_id = identity.uid
     try:
         run = read_input(await request.body(), services.max_message_chars)
@@ -70,7 +70,7 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
 
 
 async def cancel_run(services: DoorServices, agent: str, exchange_id: str, user_id: str) -> None:
-    """Stop a run of the user's. Raises ExchangeNotFound where none of that exchange runs with this agent."""
+    """Stop a run of the user's. Raises ExchangeNotFound if no run of that exchange is in progress with this agent."""
     turn = await services.registry.locate(exchange_id, user_id)
     if turn is None or turn.ended or turn.ask.agent_id != services.catalog.get(agent).id:
         raise ExchangeNotFound
@@ -117,7 +117,8 @@ def _names(run: RunInput, ask: Ask) -> RunNames:
 
 
 def _begin(registry: TurnRegistry, ask: Ask, run: RunInput) -> Start:
-    """Start the run, or find it: an answer that was given before begins nothing, and what it began is there."""
+    """Start the run, or find it: an answer that was given before starts nothing new; the run that it started is
+    returned."""
     if run.answer is None:
         turn = registry.submit(ask)
         return Start(turn, turn.shown_from)
@@ -136,7 +137,8 @@ def _found(known: Turn | None, ask: Ask, answer: dict[str, Any]) -> Start | None
 
 
 async def _told(registry: TurnRegistry, ask: Ask, answer: dict[str, Any]) -> Start | None:
-    """The run that this answer has let go on, from history; None where it was not given, or its exchange is kept."""
+    """The run that this answer let continue, from history; None if it was not given, or its exchange is still in
+    memory."""
     if registry.find(ask.exchange_id, ask.user_id) is not None:
         return None
     turn = registry.resume(ask.session_id, ask.exchange_id, ask.user_id, ask.request_id)

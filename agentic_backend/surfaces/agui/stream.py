@@ -1,4 +1,4 @@
-"""One run as Server-Sent Events: what is sent of each event of its turn, and from where on."""
+"""One run as Server-Sent Events: what is sent for each event of its turn, and from which position."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class RunStream:
         self._skipped = 0
 
     def begin(self, start: Start) -> int:
-        """Take what the client has; the index of the event from which on `write` is to be called.
+        """Take what the client has, and return the index of the first event for `write`.
 
         Raises Conflict for a position in another turn.
         """
@@ -72,7 +72,7 @@ class RunStream:
     def refuse(self, request: Request, failure: Failed) -> Response:
         """See `StreamWriter`."""
         retry_after_s = None if failure.retry_after_ms is None else failure.retry_after_ms / 1000
-        # The user has another run of that id: of another thread, or another question.
+        # The user has a different run with that id: in another thread, or for another question.
         field = "runId" if failure.code is Code.CONFLICT and failure.field is None else failure.field
         return error_response(request, failure.code, retry_after_s=retry_after_s, field=field)
 

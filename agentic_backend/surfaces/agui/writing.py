@@ -1,7 +1,7 @@
 """The events of a turn as AG-UI's, in JSON as bytes. No I/O.
 
-One event of ours becomes any number of theirs, in their order: what is open is closed before something else begins.
-What a token costs is one formatting of bytes around its text.
+One event of ours becomes any number of theirs, in their order: what is open is closed before something else begins. A
+token costs one formatting of bytes around its text.
 """
 
 from collections import deque
@@ -45,9 +45,9 @@ class RunNames:
     """What the client calls its run, and what it is here.
 
     `taken` are the ids of the tool calls that the client's thread has from other runs, `calls` the same by the ids that
-    agents gave them. `rank` is the lowest that a message of this run may have. `snapshot` is sent at the beginning
-    where the client holds a part of this run already: its messages without that part. `messages_before` gives the same
-    for a turn that runs again in the middle of its stream.
+    agents gave them. `rank` is the lowest that a message of this run may have. `snapshot` is sent first if the client
+    already holds a part of this run: its messages without that part. `messages_before` gives the same for a turn that
+    runs again in the middle of its stream.
     """
 
     thread_id: str
@@ -67,7 +67,8 @@ class RunWriter:
     """Writes one run. `take` is called with each payload of the turn in its order, joined or not."""
 
     def __init__(self, names: RunNames, request_id: str = "") -> None:
-        """`request_id` is that of the request which began the turn, for whoever reports its failure."""
+        """`request_id` is that of the request which began the turn; it is sent with a failure, so that users can report
+        it."""
         self._names = names
         self._request_id = request_id
         self._started = False
@@ -75,7 +76,7 @@ class RunWriter:
         self._reasonings: list[str] = []
         """The ids of all reasoning so far."""
         self.ended = False
-        """Whether the run has its end."""
+        """Whether the run has ended."""
         self._tell_nothing()
 
     def _tell_nothing(self) -> None:
@@ -171,7 +172,7 @@ class RunWriter:
         self._open, self._open_rank, self._thinks = b"", None, False
 
     def _start(self, told: list[bytes], queued: Accepted | None = None) -> None:
-        """Begin the run where it has not begun, and the step of its agent once it has its place."""
+        """Begin the run if it has not begun, and the step of its agent once the turn has its slot."""
         names = self._names
         if not self._started:
             self._started = True
@@ -189,14 +190,14 @@ class RunWriter:
             self._step(names.agent_id, told)
 
     def _begin_again(self, told: list[bytes]) -> None:
-        """Take back what was told of the run, whose turn runs again. Nothing where it has not begun."""
+        """Retract what was sent of the run, whose turn runs again. Does nothing if the run has not begun."""
         if not self._started:
             return
         self._close(told)
         self._finish_steps(told)
         self._tell_nothing()
         messages = self._names.messages_before()
-        # A client keeps reasoning that a snapshot does not have: so it gets it without its text.
+        # A client keeps reasoning that a snapshot lacks, so it is sent with an empty text.
         known = {message.get("id") for message in messages}
         for name in dict.fromkeys(self._reasonings):
             if name not in known:
@@ -213,7 +214,7 @@ class RunWriter:
 
     def _whole(self, message: ChatMessage, told: list[bytes]) -> None:
         if message.role == "user" or message.rank < self._names.rank:
-            return  # the user's own; of a run that runs again, what stands before it
+            return  # the user's own message or, of a run that runs again, what comes before it
         if message.rank == self._open_rank:
             self._close(told)  # the text so far, which was not the answer
             return
@@ -242,7 +243,7 @@ class RunWriter:
         self._close(told)
 
     def _tool_calls(self, parts: list[Part], rank: int, told: list[bytes]) -> list[str]:
-        """The calls in a message; their ids."""
+        """Append the calls in a message; returns their ids."""
         self._parent = parent = self._parent or self._id(rank)
         made = []
         for number, part in enumerate(part for part in parts if part.get("type") == "tool_call"):
@@ -264,7 +265,7 @@ class RunWriter:
         for number, part in enumerate(part for part in parts if part.get("type") == "tool_result"):
             given = part["call_id"]
             waiting = self._calls.get(given)
-            # Where none waits, the call is of the run that waited for a person.
+            # If no call is open, this one belongs to the run that waited for a person.
             call_id = waiting.popleft() if waiting else self._names.calls.get(given, given)
             result = {
                 "type": "TOOL_CALL_RESULT",
@@ -307,7 +308,7 @@ class RunWriter:
         told.append(dumps(finish | ({"usage": usage} if usage else {})))
 
     def _answer(self, answer: dict[str, Any], rank: int, told: list[bytes]) -> list[str]:
-        """What of the answer was not streamed: its text where none was, its citations, its other parts. Returns the
+        """Append what of the answer was not streamed: its text if none was, its citations, its other parts. Returns the
         ids of the calls that it leaves to the client."""
         parts: list[Part] = answer["parts"]
         text = "\n".join(part["text"] for part in parts if part["type"] == "text")
@@ -325,7 +326,7 @@ class RunWriter:
         return pending
 
     def _fail(self, failed: Failed, told: list[bytes]) -> None:
-        """The end of a run that failed; it ends what is open, too."""
+        """End a run that failed, and everything that is open."""
         self.ended = True
         about: dict[str, Any] = {"retryable": CODES[failed.code].retryable, "request_id": self._request_id}
         if failed.retry_after_ms is not None:
@@ -340,7 +341,7 @@ class RunWriter:
 
 
 def is_own(message_id: str, exchange_id: str, rank: int) -> bool:
-    """Whether a message has an id that the writer of a run of this exchange gives, from this rank on."""
+    """Whether a message's id is one that the writer of a run of this exchange gives, from this rank on."""
     if not message_id.startswith(f"{exchange_id}."):
         return False
     suffix = message_id[len(exchange_id) + 1 :]

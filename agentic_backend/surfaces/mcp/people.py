@@ -1,4 +1,4 @@
-"""A question to a person: as a form of the client's, in words, and the answer in either. Pure functions."""
+"""A question to a person: as a form of the client's or as text, and the answer in either shape. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,13 +13,14 @@ _TEXT: Final = "text"
 
 
 def takes_forms(capabilities: ClientCapabilities | None) -> bool:
-    """Whether a client can show its user a form. One that names no kind of question is of a time that had no other."""
+    """Whether a client can show its user a form. A client that names no kind dates from when forms were the only
+    kind."""
     asks = None if capabilities is None else capabilities.elicitation
     return asks is not None and (asks.form is not None or asks.url is None)
 
 
 def form_of(payload: Question) -> tuple[str, dict[str, Any]]:
-    """What a form says, and its fields as a flat JSON Schema. Of several questions it is the first one."""
+    """A form's text, and its fields as a flat JSON Schema. Of several questions it shows the first."""
     question = _first(payload)
     choices = question.get("choices") or ()
     fields: dict[str, Any] = {}
@@ -33,7 +34,7 @@ def form_of(payload: Question) -> tuple[str, dict[str, Any]]:
 
 
 def answer_in(payload: Question, result: ElicitResult | None) -> dict[str, Any] | None:
-    """The answer that a filled form gives, None where the person gave none."""
+    """The answer in a filled form, None if the person gave none."""
     content = result.content if result is not None and result.action == "accept" else None
     if not content:
         return None
@@ -48,8 +49,8 @@ def answer_in(payload: Question, result: ElicitResult | None) -> dict[str, Any] 
 
 
 def answer_of(payload: Question, words: str) -> dict[str, Any] | None:
-    """The answer that words give: a choice by its id, label or number, else free text. None where it must be one of the
-    choices and is none."""
+    """The answer in a text: a choice by its id, label or number, else free text. None if it must be one of the choices
+    and is not."""
     question = _first(payload)
     said = words.strip()
     choices: Sequence[Mapping[str, Any]] = question.get("choices") or ()
@@ -63,7 +64,7 @@ def answer_of(payload: Question, words: str) -> dict[str, Any] | None:
 
 
 def in_words(payload: Question) -> str:
-    """The question with its choices, numbered. Of several it is the first one; the others are asked next."""
+    """The question with its choices, numbered. Of several questions it is the first; the others are asked next."""
     question = _first(payload)
     choices = [f"{number}. {choice['label']}" for number, choice in enumerate(question.get("choices") or (), 1)]
     return "\n\n".join([_told(question), *(["\n".join(choices)] if choices else [])])

@@ -66,13 +66,13 @@ _MAX_NAME: Final = 64
 _MAX_ROUNDS: Final = 10
 """Questions to a person within one call."""
 _PERSON_S: Final = 600.0
-"""How long a call waits for a person; then the question is its result, which the next call may answer."""
+"""How long a call waits for a person; after that the question is its result, and the next call may answer it."""
 _PROGRESS_S: Final = 0.2
-"""How often a client is told of progress at most."""
+"""Seconds between two progress notifications at least."""
 _MAX_PROGRESS_CHARS: Final = 2000
 _FORM: Final = "answer"
 _ARGUMENT_OF: Final = {"message": "question"}
-"""Fields of an ask by the names that arguments have here."""
+"""Fields of an ask, by the names of the tool's arguments."""
 
 
 Storable = Annotated[str, AfterValidator(storable)]
@@ -126,7 +126,7 @@ _REPLY: Final = ToolReply.model_json_schema()
 
 
 class AgentTools:
-    """What the tools do, for whoever has sent the request."""
+    """What the tools do, for the sender of the request."""
 
     def __init__(self, services: DoorServices) -> None:
         self._services = services
@@ -136,7 +136,7 @@ class AgentTools:
         return ListToolsResult(tools=[_tool(agent) for agent in self._agents(ctx)])
 
     async def call_tool(self, ctx: Context, params: CallToolRequestParams) -> Answer:
-        """Ask an agent. Raises MCPError for one that is not there, and `ServiceError`."""
+        """Ask an agent. Raises MCPError for one that does not exist, and `ServiceError`."""
         catalog, caller = self._services.catalog, caller_of(ctx)
         agent_id = next((one for one in catalog.ids() if tool_name(one) == params.name and caller.may_ask(one)), None)
         if agent_id is None:
@@ -201,7 +201,7 @@ class AgentTools:
 
     async def _filled(self, ask: Ask, params: CallToolRequestParams) -> Ask | CallToolResult:
         """The ask of a call that is sent again with the form that it had asked for. What the client says of the session
-        is worth no more than an argument: the session must be its user's, and wait with this question."""
+        is trusted no more than an argument: the session must be its user's, and be waiting with this question."""
         session_id, checkpoint_id = _named_in(params.request_state or "")
         waiting = await self._waiting(replace(ask, session_id=session_id)) if session_id else None
         if waiting is None or waiting.question["checkpoint_id"] != checkpoint_id:
@@ -235,7 +235,7 @@ class AgentTools:
         return self._result(ctx, ask, end)
 
     async def _turn(self, ctx: Context, ask: Ask) -> Payload:
-        """Follow a turn to its end, which leaving it early brings about."""
+        """Follow a turn to its end; leaving early stops it."""
         progress = _Progress(ctx)
         pace_s = _PROGRESS_S if progress.wanted else math.inf
         with Following(self._services.registry.submit(ask), pace_s=pace_s) as events:
@@ -273,7 +273,7 @@ class AgentTools:
         return refused(detail(end.code, ask.language, field=field, retry_after_s=after_s))
 
     def _page(self, ctx: Context) -> str:
-        """Where people open passages: as configured, else the address to which the request was sent."""
+        """The origin at which people open passages: as configured, else the address to which the request was sent."""
         request = ctx.request
         assert request is not None
         configured = self._services.public_url
@@ -281,7 +281,7 @@ class AgentTools:
 
 
 class _Progress:
-    """Tells a client that wants it what an agent says. One that reads slowly is told less often, of more at once."""
+    """Sends a client that wants it what an agent says. One that reads slowly gets it less often, more at a time."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -289,7 +289,7 @@ class _Progress:
         self._done = 0
 
     async def note(self, payload: Payload) -> None:
-        """Tell of an event."""
+        """Report an event."""
         if not self.wanted:
             return
         if isinstance(payload, TextDelta):
@@ -305,8 +305,8 @@ class _Progress:
 
 @lru_cache(maxsize=1024)
 def tool_name(agent_id: str) -> str:
-    """The name of an agent's tool: of 64 characters that clients and models allow, and no other agent's. It stays the
-    same whichever other agents there are."""
+    """The name of an agent's tool: at most 64 characters that clients and models allow, and unique. It stays the same
+    whichever other agents there are."""
     plain = "".join(char if char in _NAME_CHARS else "_" for char in agent_id)
     if plain == agent_id and len(_PREFIX) + len(plain) <= _MAX_NAME:
         return _PREFIX + plain
@@ -332,7 +332,7 @@ def _resumed(ask: Ask, exchange_id: str, reply: dict[str, Any]) -> Ask:
 
 
 async def _answer_to(ctx: Context, question: Question) -> dict[str, Any] | None:
-    """What the user says to a question in a form of their client's; None where they say nothing in time."""
+    """What the user answers in a form of their client's; None if they do not answer in time."""
     message, schema = form_of(question)
     with suppress(TimeoutError, MCPError):  # MCPError: the client could not ask
         async with asyncio.timeout(_PERSON_S):
@@ -348,7 +348,7 @@ def _form_wanted(ask: Ask, question: Question) -> InputRequiredResult:
 
 
 def _named_in(state: str) -> tuple[str, str]:
-    """The session and the question that a `requestState` names, "" where it is not one of ours."""
+    """The session and the question that a `requestState` names, "" if it is not one of ours."""
     try:
         session_id, checkpoint_id = loads(state)
         return AskArguments(question="-", session_id=session_id).session_id or "", str(checkpoint_id)
@@ -400,7 +400,7 @@ def _url(href: str, page: str) -> str:
 
 
 def _said_of(payload: Payload) -> str | None:
-    """What a client is told of an event that is no text of the answer; None for one of which it is told nothing."""
+    """The progress text for an event that is not text of the answer; None if the event is not reported."""
     if isinstance(payload, ThoughtDelta):
         return "Thinking"
     if isinstance(payload, Restarted):
