@@ -35,7 +35,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
 
     @router.get("/info")
     async def info() -> Response:
-        """The versions, and what of the API there is."""
+        """The versions, and which parts of the API are implemented."""
         return Response(about, media_type="application/json")
 
     add_runs(router, services, caller)

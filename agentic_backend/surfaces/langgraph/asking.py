@@ -1,4 +1,4 @@
-"""What a request for a run becomes: the ask of a question, of a person's answer, or of another branch."""
+"""Turns a request for a run into an ask: of a question, of a person's answer, or of another branch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from backend_kit.wire import dumps, loads
 
 _GRAPH_MODES: Final[tuple[GraphMode, ...]] = ("values", "updates")
 _REMEMBERED: Final = 100
-"""Exchanges that stand before messages which a client adds to a thread beside its question."""
+"""Exchanges that come before messages which a client adds to a thread together with its question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ async def prepare(
     thread_id: str | None,
     body: Mapping[str, Any] | None = None,
 ) -> Begun:
-    """The run that a request asks for, in a thread or, without one, alone; by its `body`, or by another one that its
-    own names. Raises ServiceError."""
+    """The run that a request asks for, in a thread or without one; by its `body`, or by another body that it names.
+    Raises ServiceError."""
     try:
         wish = read_run(await json_body(request) if body is None else body, services.max_message_chars)
     except MessageTooLong:
@@ -95,7 +95,7 @@ def expect_for_agent(wish: RunRequest) -> None:
 
 
 async def open_thread(services: DoorServices, user_id: str, thread_id: str, agent_id: str, *, create: bool) -> Session:
-    """The session of a thread, made for this agent where it may be. Raises `NoThread`, `Faulty` or `Conflict`."""
+    """The session of a thread, created for this agent if allowed. Raises `NoThread`, `Faulty` or `Conflict`."""
     known = services.registry.session_of(thread_id, user_id)
     if known is not None:
         return known
@@ -128,7 +128,7 @@ def _agent(services: DoorServices, identity: Identity, name: str) -> str:
 async def _alone(
     services: DoorServices, request: Request, identity: Identity, wish: RunRequest, agent_id: str
 ) -> Begun:
-    """A run without a thread. One that is to be kept gets a thread of its own."""
+    """A run without a thread. If it is to be kept, it gets a thread of its own."""
     is_graph = services.catalog.graph(agent_id) is not None
     if wish.question is None and not is_graph:
         raise Faulty("A run without a thread begins with a question.", "input")
@@ -185,7 +185,7 @@ async def _ask_of_graph(
     session: Session,
     graph: HostedAgent,
 ) -> Ask:
-    """The ask of a hosted graph, which goes on from a state of its own."""
+    """The ask of a hosted graph, which continues from a state of its own."""
     agent_id = graph.id
     fork, checkpoint, untold = await _rolled_back(services, session, wish), "", []
     newest = await _newest_in(services, session.id, session.user_id) if session.next_rank else {}
@@ -203,8 +203,8 @@ async def _ask_of_graph(
 
 
 def _untold(line: Line) -> list[Message]:
-    """What people have seen since the newest state of a graph: the questions and texts of runs that left none. Without
-    calls of tools that have no result, which models refuse."""
+    """What people have seen since the newest state of a graph: the questions and texts of runs that left no state. Tool
+    calls without a result are left out, since models refuse them."""
     place = line.newest_state
     since = [loads(one) for one in line.messages[0 if place is None else line.checkpoints[place].count :]]
     answered = {one["tool_call_id"] for one in since if one["type"] == "tool"}
@@ -214,7 +214,7 @@ def _untold(line: Line) -> list[Message]:
 
 
 def _was_cut(newest: Mapping[str, Any]) -> bool:
-    """Whether the newest run of a thread was stopped, or has failed."""
+    """Whether the newest run of a thread was stopped or failed."""
     extras = newest.get("metadata", {}).get("extras", {})
     return "error" in extras or extras.get("status") == "interrupted"
 
@@ -222,7 +222,7 @@ def _was_cut(newest: Mapping[str, Any]) -> bool:
 def graph_input(
     wish: RunRequest, *, checkpoint: str = "", needs_values: bool = False, untold: Sequence[Message] = ()
 ) -> GraphInput:
-    """What a hosted graph is asked for, behind messages that it does not know of yet. Raises `Faulty`."""
+    """What a hosted graph is asked for, after messages that it has not seen yet. Raises `Faulty`."""
     update, goto = wish.command.get("update"), wish.command.get("goto")
     if update is not None and not isinstance(update, dict):
         raise Faulty("An update is an object.", "command.update")
@@ -263,7 +263,7 @@ def _given(before: Sequence[HistoryItem], wish: RunRequest) -> tuple[HistoryItem
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """Where a run begins: behind the message `after_rank`, or again with the question of the exchange `regenerate`,
+    """Where a run begins: after the message `after_rank`, or again with the question of the exchange `regenerate`,
     which was sent as `question`."""
 
     after_rank: int | None = None
@@ -272,13 +272,13 @@ class StartingPoint:
 
 
 async def _rolled_back(services: DoorServices, session: Session, wish: RunRequest) -> StartingPoint | None:
-    """Behind what stood before the run that this one takes the place of; None where none runs."""
+    """After what preceded the run that this one replaces; None if none runs."""
     turns = services.registry.turns_of(session.id, session.user_id) if wish.strategy == "rollback" else []
     if not turns:
         return None
     if turns[0].ask.human is None:
         return StartingPoint(after_rank=session.next_rank - 1)
-    # It goes on with a question that history has: the whole exchange is taken back.
+    # It continues with a question that history has, so the whole exchange is replaced.
     checkpoints = (await read_line(services, session)).checkpoints
     exchange_id = turns[0].ask.exchange_id
     places = [p for p, one in enumerate(checkpoints) if one.kind == "question" and one.exchange_id == exchange_id]
@@ -286,7 +286,7 @@ async def _rolled_back(services: DoorServices, session: Session, wish: RunReques
 
 
 async def fork_of(services: DoorServices, session: Session, wish: RunRequest) -> StartingPoint | None:
-    """Where the run of an agent of ours begins; None: behind all. Raises `NoThread` or `Faulty`."""
+    """Where the run of an agent of ours begins; None: at the end. Raises `NoThread` or `Faulty`."""
     if wish.checkpoint_id is None:
         if wish.question is None:
             raise Faulty("There is nothing to run: neither a question nor an answer.", "input")
@@ -297,7 +297,7 @@ async def fork_of(services: DoorServices, session: Session, wish: RunRequest) ->
     if chosen.kind == "question":
         if wish.question is not None:
             if chosen is last or (chosen is line.checkpoints[-2] and last.cut):
-                return None  # it had no answer yet when the client looked, and has got none
+                return None  # it had no answer when the client looked, and still has none
             raise Faulty("A question without its answer is followed by no other.", "checkpoint")
         sent = {} if chosen.asked is None else loads(line.messages[chosen.asked])
         return StartingPoint(regenerate=chosen.exchange_id, question=sent)
@@ -307,7 +307,7 @@ async def fork_of(services: DoorServices, session: Session, wish: RunRequest) ->
 
 
 async def waiting_state(services: DoorServices, session: Session, agent_id: str) -> str:
-    """The state in which a hosted graph waits for a person, which no answer names; "" where it does not."""
+    """The state in which a hosted graph waits for a person, which no answer names yet; "" if it does not wait."""
     newest = await _newest_in(services, session.id, session.user_id) if session.next_rank else {}
     return _waiting_state(newest, agent_id)
 
@@ -320,7 +320,7 @@ def _waiting_state(newest: Mapping[str, Any], agent_id: str) -> str:
 async def graph_fork(graph: HostedAgent, line: Line, asked: str) -> tuple[StartingPoint | None, str]:
     """Where a run of a hosted graph begins in its thread, and the state from which: "" for the newest.
 
-    From the state at the end of a run it goes on behind that; from one inside of a run, in that one's place.
+    From the state at the end of a run, the new run comes after it; from a state within a run, it replaces that run.
     """
     state, _, _ = asked.partition(".")
     ends = [one for one in line.checkpoints if one.kind == "end" and one.agent_id == graph.id and one.state]
@@ -350,7 +350,7 @@ async def _newest_in(services: DoorServices, session_id: str, user_id: str) -> d
 
 
 async def waiting_in(services: DoorServices, session_id: str, user_id: str) -> OpenQuestion | None:
-    """What waits for a person in a session, None where nothing does. May raise `HistoryUnavailable`."""
+    """The exchange of a session that waits for a person, None if there is none. May raise `HistoryUnavailable`."""
     with services.kpi.phase("history_get"):
         return await open_question(services.store, session_id, user_id)
 
@@ -425,7 +425,7 @@ def _ask(
 
 
 def _text_of(begins: StartingPoint) -> str:
-    """The text of the question that a graph goes on with; an exchange that is asked again says it itself."""
+    """The text of the question that a graph continues with; an exchange that is asked again has it itself."""
     content = begins.question.get("content", "") if begins.regenerate is None else ""
     blocks = content if isinstance(content, list) else [content]
     texts = [one.get("text", "") if isinstance(one, dict) else one for one in blocks]
@@ -433,8 +433,8 @@ def _text_of(begins: StartingPoint) -> str:
 
 
 def _note(wish: RunRequest, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What is kept with the question, to tell it, and its run, again as they were sent. `question` is that of an
-    exchange which is asked again."""
+    """What is stored with the question, so that it and its run can be shown later as they were sent. `question` is that
+    of an exchange which is asked again."""
     note: dict[str, Any] = {}
     message = wish.question.message if wish.question is not None else question
     if message:

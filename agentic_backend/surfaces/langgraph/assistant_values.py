@@ -41,7 +41,7 @@ _Shown = Literal[
 
 
 class CountAssistants(RequestBody):
-    """Which assistants: with at least this metadata, of this graph, with this in their name in any case."""
+    """A filter: assistants with at least this metadata, of this graph, with this text in their name, ignoring case."""
 
     metadata: JsonObject | None = None
     graph_id: _Id | None = None
@@ -57,7 +57,7 @@ class CountAssistants(RequestBody):
 
 
 class SearchAssistants(CountAssistants):
-    """A part of those, in an order: without `sort_by` the agents' own."""
+    """A page of those, in an order; without `sort_by`, that of the agents."""
 
     limit: _Limit = 10
     offset: Offset = 0
@@ -67,7 +67,7 @@ class SearchAssistants(CountAssistants):
 
 
 class ListVersions(RequestBody):
-    """A part of an assistant's versions, with at least this metadata."""
+    """A page of an assistant's versions that have at least this metadata."""
 
     metadata: JsonObject | None = None
     limit: _Limit = 10
@@ -75,7 +75,7 @@ class ListVersions(RequestBody):
 
 
 class ChangeAssistant(RequestBody):
-    """What changes of an assistant."""
+    """A change of an assistant."""
 
     graph_id: _Id | None = None
     config: JsonObject | None = None
@@ -95,7 +95,7 @@ class ChangeAssistant(RequestBody):
 
 
 class MakeAssistant(ChangeAssistant):
-    """A new assistant. `if_exists` says what becomes of one whose id is there."""
+    """A new assistant. `if_exists` says what happens if its id exists already."""
 
     graph_id: _Id
     assistant_id: CleanText | None = None
@@ -103,28 +103,28 @@ class MakeAssistant(ChangeAssistant):
 
 
 class SetLatest(RequestBody):
-    """The version that is to be in force."""
+    """The version that is to become current."""
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def expect_uuid(assistant_id: str) -> str:
-    """The id as it is compared. Raises `Faulty`, with the text of LangGraph's own server."""
+    """The id in its normal form, for comparison. Raises `Faulty`, with the text of LangGraph's own server."""
     if not is_uuid(assistant_id):
         raise Faulty("Invalid assistant ID: must be a UUID", "assistant_id")
     return assistant_id.lower()
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether an object of JSON has all that another has, at each level. Lists are compared whole: to look for each
-    item of one in another takes the product of both."""
+    """Whether a JSON object contains another one, at each level. Lists must be equal: looking for each item of one in
+    the other would take the product of their lengths."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(key in whole and contains(whole[key], part[key]) for key in part)
     return type(whole) is type(part) and bool(whole == part)
 
 
 def of_configuration(settings: AgentSettings, at: datetime) -> dict[str, Any]:
-    """The assistant of a configured agent, whose service started then."""
+    """The assistant of a configured agent; it counts as created when the service started."""
     version = AgentVersion(
         1,
         settings.id,
@@ -137,7 +137,7 @@ def of_configuration(settings: AgentSettings, at: datetime) -> dict[str, Any]:
 
 
 def of_version(agent_id: str, version: AgentVersion, made_at: datetime, changed_at: datetime) -> dict[str, Any]:
-    """The assistant of an agent that was made, by the version that is in force."""
+    """The assistant of an agent that a client created, in its current version."""
     return {
         **version_json(agent_id, version),
         "created_at": _time(made_at),
@@ -161,7 +161,7 @@ def version_json(agent_id: str, version: AgentVersion) -> dict[str, Any]:
 
 
 def _values(config: dict[str, Any], context: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Config and context with the same values: clients send either."""
+    """Config and context, each completed from the other: clients send either."""
     if strange := config.keys() - _OF_CONFIG:
         raise Faulty(f"config.{min(strange)[:_MAX_NAME]} is not kept: only configurable and tags are.", "config")
     given = config.get(_CONFIGURABLE) or {}

@@ -1,4 +1,4 @@
-"""Assistants of LangGraph's Agent Server API: the agents that the caller may ask, and those that clients make."""
+"""Assistants of LangGraph's Agent Server API: the agents that the caller may ask, and those that clients create."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ def add_assistants(router: APIRouter, services: Callable[[], DoorServices], call
 def _add_reading(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
     @router.post("/assistants/search")
     async def search_assistants(request: Request, identity: caller) -> Response:
-        """The assistants that the caller may use: all that are asked for, a part at a time."""
+        """The assistants that the caller may use and that match, a page at a time."""
         read = await read_body(request, SearchAssistants)
         found = [one for one in _assistants(services(), identity) if read.fits(one)]
         if (by := read.sort_by) is not None:
@@ -62,7 +62,7 @@ def _add_reading(router: APIRouter, services: Callable[[], DoorServices], caller
 
     @router.post("/assistants/count")
     async def count_assistants(request: Request, identity: caller) -> Response:
-        """How many assistants there are that the caller may use."""
+        """How many assistants the caller may use."""
         read = await read_body(request, CountAssistants)
         return json_response(dumps(sum(read.fits(one) for one in _assistants(services(), identity))))
 
@@ -100,7 +100,7 @@ def _add_graphs(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.get("/assistants/{assistant_id}/schemas")
     async def assistant_schemas(assistant_id: str, identity: caller) -> Response:
-        """JSON schemas of what an assistant takes and gives."""
+        """JSON schemas of an assistant's input and output."""
         agent_id, drawn = drawing(expect_uuid(assistant_id), identity)
         graph_id = _assistant(services(), agent_id)["graph_id"]
         return json_response(dumps({"graph_id": graph_id, **await drawn.schemas()}))
@@ -124,7 +124,7 @@ def _add_graphs(router: APIRouter, services: Callable[[], DoorServices], caller:
 def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
     @router.post("/assistants")
     async def make_assistant(request: Request, identity: caller) -> Response:
-        """Make an assistant of a configured agent: for editors, where the configuration allows it."""
+        """Create an assistant from a configured agent: for editors, where the configuration allows it."""
         state = services()
         made = _editable(state, identity)
         if not state.policy.may_create(identity):
@@ -138,12 +138,12 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
         read = read.model_copy(update={"graph_id": agent_of_graph(state, identity, read.graph_id)})
         name = f"{read.graph_id[:60]} {(UUID(agent_id) if agent_id else uuid4()).hex[:8]}"
         agent_id = await _told(made.make_version(read.change(), agent_id, name, identity))
-        await state.policy.look()  # who made it may share it
+        await state.policy.look()  # its creator may share it
         return json_response(dumps(_assistant(state, agent_id)))
 
     @router.patch("/assistants/{assistant_id}")
     async def change_assistant(assistant_id: str, request: Request, identity: caller) -> Response:
-        """Change an assistant that was made by a client: what is not given stays, and metadata is merged."""
+        """Change an assistant that a client created: what is not given stays, and metadata is merged."""
         state = services()
         made, agent_id = _expect_editable(state, identity, assistant_id)
         read = await read_body(request, ChangeAssistant)
@@ -156,7 +156,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.delete("/assistants/{assistant_id}", status_code=204)
     async def delete_assistant(assistant_id: str, request: Request, identity: caller) -> Response:
-        """Delete an assistant that was made by a client. A turn that runs ends as it would have."""
+        """Delete an assistant that a client created. A running turn ends normally."""
         made, agent_id = _expect_editable(services(), identity, assistant_id)
         if _flag(request.query_params.get("delete_threads", "false"), "delete_threads"):
             raise Faulty("delete_threads is not there: threads are their users' own.", "delete_threads")
@@ -165,7 +165,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.post("/assistants/{assistant_id}/latest")
     async def set_latest(assistant_id: str, request: Request, identity: caller) -> Response:
-        """Let a version of an assistant be in force from now on."""
+        """Make a version of an assistant the current one."""
         state = services()
         made, agent_id = _expect_editable(state, identity, assistant_id)
         read = await read_body(request, SetLatest)
@@ -198,12 +198,12 @@ def _assistant(state: DoorServices, agent_id: str) -> dict[str, Any]:
 
 
 def _named(state: DoorServices, assistant_id: str) -> str | None:
-    """The agent that has this assistant id, whoever may use it."""
+    """The agent that has this assistant id, whether or not the caller may use it."""
     return next((one for one in state.catalog.names() if assistant_id in (one, assistant_id_of(one))), None)
 
 
 def _editable(state: DoorServices, identity: Identity) -> CreatedAgents:
-    """What makes agents, for a caller who may change any. Before the body is read."""
+    """The store of agents, for a caller who may create or change some. Called before the body is read."""
     if state.made is None:
         raise HTTPException(403, {"code": Code.FORBIDDEN.value, "message": _STATIC})
     if not state.policy.may_edit_any(identity):
@@ -212,7 +212,7 @@ def _editable(state: DoorServices, identity: Identity) -> CreatedAgents:
 
 
 def _expect_editable(state: DoorServices, identity: Identity, assistant_id: str) -> tuple[CreatedAgents, str]:
-    """What makes agents, and the id of one that the caller may change."""
+    """The store of agents, and the id of an agent that the caller may change."""
     made = _editable(state, identity)
     agent_id = _named(state, expect_uuid(assistant_id))
     if agent_id is None or not identity.uses(agent_id):
@@ -233,7 +233,7 @@ async def _told(doing: Awaitable[Any]) -> Any:
 
 
 def _xray(given: str) -> bool | int:
-    """How deep to look into graphs of a graph."""
+    """How deep to look into nested graphs."""
     if given.isascii() and given.isdigit() and len(given) <= 2 and int(given) <= _MAX_XRAY:
         return int(given) or False
     return _flag(given, "xray")

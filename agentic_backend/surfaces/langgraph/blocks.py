@@ -1,7 +1,7 @@
 """The model's messages of an exchange as langchain's content blocks: each with its start, its deltas and its finish.
 
-A message is a list of blocks: what was reasoned before it, its text, and the calls of tools that it ends with. What is
-reasoned is said when its message begins, which has no id before that.
+A message is a list of blocks: the reasoning before it, its text, and the tool calls that it ends with. Reasoning is
+sent when its message begins, since the message has no id before that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class _Open:
 
 
 class BlockTeller:
-    """Says the messages of an exchange. `take` is to be called with each of its events."""
+    """Yields the messages of an exchange as events. Call `take` with each event of the exchange."""
 
     def __init__(self, exchange_id: str) -> None:
         self._exchange_id = exchange_id
@@ -58,7 +58,7 @@ class BlockTeller:
         self._spoken: SpokenBy | None = None
 
     def more(self, delta: TextDelta) -> Told | None:
-        """What is said of another piece of a text that comes already, as most events are; None of any other."""
+        """What is sent for one more piece of the text that is open, as most events are; None for any other event."""
         open_ = self._open
         if open_ is None or not open_.streams or open_.rank != delta.rank:
             return None
@@ -66,7 +66,7 @@ class BlockTeller:
         return MESSAGES, _DELTA % (open_.blocks, dumps(delta.text))
 
     def take(self, payload: Payload) -> Iterator[Told]:
-        """What is said of an event."""
+        """What is sent for an event."""
         if isinstance(payload, TextDelta):
             yield from self._text(payload)
         elif isinstance(payload, ThoughtDelta):
@@ -82,7 +82,7 @@ class BlockTeller:
             self._spoken = payload
 
     def again(self) -> Iterator[Told]:
-        """The run begins again: what is open comes to nothing."""
+        """The run begins again: what is open is dropped."""
         if self._open is not None:
             self._open = None
             yield MESSAGES, _AGAIN
@@ -130,7 +130,8 @@ class BlockTeller:
             yield from self._said_before(said)
 
     def _said_before(self, said: Mapping[str, Any]) -> Iterator[Told]:
-        """What a model reasoned, or said before it called tools: of a run that is told from history, or streamed."""
+        """What a model reasoned, or said before it called tools, whether the run is replayed from history or
+        streamed."""
         text = text_in(said["parts"])
         if said["metadata"].get("extras", {}).get("reasoning") is True:
             if not self._thinks:
@@ -237,7 +238,7 @@ def _is_citation(part: Mapping[str, Any]) -> bool:
 
 
 def _citation(part: Mapping[str, Any]) -> dict[str, Any]:
-    """One of our citations as langchain's; what that has no field for is in its `extras`."""
+    """One of our citations as langchain's; what has no field there goes into its `extras`."""
     cited: dict[str, Any] = {"type": "citation"}
     for key, name in (("href", "url"), ("title", "title"), ("source_id", "id")):
         if part.get(key):

@@ -1,5 +1,4 @@
-"""Bodies in JSON: those of requests by models of pydantic, and those of answers. A fault names its field, and quotes
-nothing."""
+"""JSON bodies of requests, validated by pydantic models, and of responses. Errors name the field and quote no value."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
@@ -28,7 +27,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The object in a request's body; of an empty one, an empty one. Raises `Faulty`."""
+    """The JSON object in a request's body; `{}` for an empty body. Raises `Faulty`."""
     try:
         said = loads(await request.body() or b"{}")
     except InvalidJson:
@@ -39,12 +38,12 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 async def read_body(request: Request, model: type[_Model]) -> _Model:
-    """The body of a request as the model describes it. Raises `Faulty`."""
+    """The body of a request, validated by the model. Raises `Faulty`."""
     return checked_body(await json_body(request), model)
 
 
 def checked_body(said: Mapping[str, Any], model: type[_Model], at: str | None = None) -> _Model:
-    """An object as the model describes it; `at` is where it stands in the body. Raises `Faulty`."""
+    """An object, validated by the model; `at` is its path in the body. Raises `Faulty`."""
     try:
         return model.model_validate(said)
     except ValidationError as error:
@@ -55,5 +54,5 @@ def checked_body(said: Mapping[str, Any], model: type[_Model], at: str | None = 
 
 
 def json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
+    """A JSON response."""
     return Response(body, 200, dict(headers or {}), "application/json")

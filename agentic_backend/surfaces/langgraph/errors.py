@@ -19,7 +19,7 @@ _BUSY: Final = "Thread is already running a task. Wait for it to finish or choos
 
 
 class Faulty(BadRequest):
-    """A request that has a fault: `sentence` tells its author which, without a value of theirs, and `field` where."""
+    """A faulty request: `sentence` tells its author what is wrong, without quoting a value, and `field` where."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence, field=field)
@@ -27,7 +27,7 @@ class Faulty(BadRequest):
 
 
 class NoThread(ExchangeNotFound):
-    """A thread, a run or a checkpoint that is not there, or another user's; `sentence` and `field` as in `Faulty`."""
+    """A thread, run or checkpoint that does not exist or is another user's; `sentence` and `field` as in `Faulty`."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(field=field)
@@ -50,7 +50,7 @@ def error_fields(code: Code, text: str, field: str | None, asked_by: str) -> dic
 
 
 def response_of(error: ServiceError, request: Request) -> Response:
-    """The answer to a request that a `ServiceError` ended."""
+    """The response to a request that ended with a `ServiceError`."""
     text, headers = message_for(error.code, request.headers.get("accept-language")), {}
     if isinstance(error, Faulty | NoThread):
         text = error.sentence
@@ -63,7 +63,7 @@ def response_of(error: ServiceError, request: Request) -> Response:
 
 
 def refusal_of(failed: Failed, request: Request) -> Response:
-    """The answer to a request whose turn was refused before it began."""
+    """The response to a request whose turn was refused before it began."""
     busy = failed.code is Code.SESSION_BUSY
     text = _BUSY if busy else message_for(failed.code, request.headers.get("accept-language"))
     told = error_fields(failed.code, text, failed.field, request_id(request.scope))
@@ -72,7 +72,7 @@ def refusal_of(failed: Failed, request: Request) -> Response:
 
 
 def status_of(code: Code) -> int:
-    """The HTTP status of a failure: a session that is not there is none that one may not read."""
+    """The HTTP status of a failure. A session that one may not read is answered like one that does not exist."""
     return 404 if code is Code.SESSION_NOT_FOUND else CODES[code].status
 
 
@@ -81,7 +81,7 @@ def _answer(status: int, body: Mapping[str, str], headers: Mapping[str, str] | N
 
 
 class LangGraphRoute(DirectRoute):
-    """A route whose failures have the shape of this door, whoever finds them."""
+    """A route whose failures have the shape of this door, wherever they are raised."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, which answers where another raises."""

@@ -1,7 +1,7 @@
 """The messages of a conversation as langchain's, in JSON: what LangGraph's clients read as the state of a thread.
 
-An answer with its tool calls is one message of theirs, whatever ours it was told in. What a model said before it called
-tools is the text of that message, what it thought its `additional_kwargs.reasoning_content`.
+An answer with its tool calls is one of their messages, however many of ours it consists of. What a model said before it
+called tools is the text of that message, its reasoning the `additional_kwargs.reasoning_content`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from agentic_backend.events import ChatMessage, Part
 from backend_kit.wire import dumps, loads
 
 NOTE: Final = "langgraph"
-"""Under which a question's note has what this door needs to tell it again."""
+"""The key in a question's note for what this door needs to show the question again."""
 AGENT: Final = "agent"
 TOOLS: Final = "tools"
-"""The nodes of an agent of ours, as its clients see them."""
+"""The nodes of an agent of ours, as clients see them."""
 Node = Literal["agent", "tools"]
 Message = dict[str, Any]
 
@@ -61,14 +61,14 @@ def answer(content: str, id_: str) -> Message:
 
 
 def tool_call(part: Part) -> dict[str, Any]:
-    """A call of a tool, of a part of ours."""
+    """A tool call, made from a message part of ours."""
     return {"name": part["name"], "args": part["args"], "id": part["call_id"], "type": "tool_call"}
 
 
 class Transcript:
-    """Makes the messages of a conversation of ours, in the order of their ranks.
+    """Makes langchain's messages from those of a conversation of ours, in the order of their ranks.
 
-    `take` returns what is complete with a message: whatever a model says is open until the next begins, since its tool
+    `take` returns what a message completes: a model's message stays open until the next one begins, since its tool
     calls belong to it.
     """
 
@@ -76,7 +76,7 @@ class Transcript:
         self._closed: list[bytes] = []
         self._open: Message | None = None
         self.open_rank = -1
-        """Where in the conversation the message begins that was opened last."""
+        """The rank at which the message begins that was opened last."""
         self._thought = ""
         self._names: dict[str, str] = {}
 
@@ -105,7 +105,7 @@ class Transcript:
         return self._open
 
     def take(self, message: ChatMessage | Mapping[str, Any]) -> list[Update]:
-        """Take the next message of the conversation, one of its history, or a turn's."""
+        """Take the next message of the conversation, from its history or from a turn."""
         said = loads(message.json) if isinstance(message, ChatMessage) else message
         kind = said["role"], said["channel"]
         if kind == ("user", "final"):
@@ -182,13 +182,13 @@ class Transcript:
 
 
 def named(said: Mapping[str, Any]) -> str:
-    """The id of a message of an agent's: the one that its graph gave it, else one of ours."""
+    """The id of an agent's message: the one that its graph gave it, else one of ours."""
     own = said["metadata"].get("extras", {}).get("message_id")
     return own if isinstance(own, str) else message_id(said["exchange_id"], said["rank"])
 
 
 def noted(note: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What this door has put into the note of an ask; into another door's, nothing."""
+    """What this door put into the note of an ask; nothing if another door made the ask."""
     own: Mapping[str, Any] = note.get(NOTE, {}) if isinstance(note, Mapping) else {}
     return own
 
@@ -199,7 +199,8 @@ def note_in(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_more(values: Mapping[str, Any], since: Sequence[Message]) -> Mapping[str, Any]:
-    """A graph's state with messages behind its own. What its author keeps in their place, if it is no list, stays."""
+    """A graph's state with messages appended to its own. If the author keeps something other than a list there, it
+    stays."""
     own = values.get("messages")
     return {**values, "messages": [*(own or ()), *since]} if own is None or isinstance(own, list) else values
 
@@ -212,7 +213,7 @@ def asked(said: Mapping[str, Any]) -> list[Message]:
         return [tool_result(part, f"{own}-{number}", None) for number, part in enumerate(results)]
     sent = note_in(said["metadata"])
     if "content" not in sent and not text_in(said["parts"]):
-        return []  # nothing was asked: a graph went on, or its state was changed
+        return []  # nothing was asked: a graph continued, or its state was changed
     return [human(sent.get("content", text_in(said["parts"])), sent.get("id") or own, sent.get("name"))]
 
 
@@ -232,7 +233,7 @@ def tool_result(part: Part, id_: str, name: str | None) -> Message:
 
 
 def answer_fields(said: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the message of an answer says beside its text, with `kwargs` among its own."""
+    """What an answer's message has besides its text, with `kwargs` among its own."""
     metadata, parts = said["metadata"], said["parts"]
     kwargs = dict(kwargs)
     if late := metadata.get("extras", {}).get("late_thoughts"):

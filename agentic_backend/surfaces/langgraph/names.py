@@ -1,6 +1,6 @@
-"""What things of ours are called in LangGraph's Agent Server API, and the reverse.
+"""Maps our ids to those of LangGraph's Agent Server API, and back.
 
-An assistant is an agent, a thread a session, a run an exchange. Where the client did not choose an id, it follows from
+An assistant is an agent, a thread a session, a run an exchange. If the client did not choose an id, it is derived from
 ours, so that every instance gives the same one.
 """
 
@@ -22,12 +22,13 @@ _CHECKPOINTS: Final = UUID("7a7f1c52-5d0a-5a4c-8e0b-1f0d9b7c4a63")
 
 @lru_cache(maxsize=1024)
 def assistant_id_of(agent_id: str) -> str:
-    """The assistant of an agent: the same where that is a UUID, which a client has chosen for the assistant."""
+    """The assistant id of an agent: the agent's own id if that is a UUID, which a client has chosen for the
+    assistant."""
     return agent_id.lower() if is_uuid(agent_id) else str(uuid5(_ASSISTANTS, agent_id))
 
 
 def graph_id_of(services: DoorServices, agent_id: str) -> str:
-    """The graph of an agent: its own, or of one that a client has made that of the agent of which it was made."""
+    """The graph of an agent: its own, or for one that a client created, that of the agent it was created from."""
     return agent_id if services.made is None else services.made.made_of(agent_id)
 
 
@@ -38,7 +39,7 @@ def names_of_agent(services: DoorServices, agent_id: str) -> dict[str, str]:
 
 @lru_cache(maxsize=8192)
 def checkpoint_id_of(session_id: str, rank: int) -> str:
-    """The checkpoint behind the message of this rank."""
+    """The checkpoint after the message with this rank."""
     return str(uuid5(uuid5(_CHECKPOINTS, session_id), str(rank)))
 
 
@@ -51,9 +52,9 @@ def is_uuid(text: str) -> bool:
 
 
 def agent_of(catalog: Catalog, identity: Identity, name: str) -> str:
-    """The id of the agent that a request names: by that id, or by its assistant's.
+    """The id of the agent that a request names, by its own id or by its assistant's.
 
-    Raises `AgentNotFound` where there is none that the caller may ask.
+    Raises `AgentNotFound` if the caller may ask none of that name.
     """
     wanted = name.lower() if is_uuid(name) else name
     for agent_id in catalog.ids():
@@ -65,7 +66,7 @@ def agent_of(catalog: Catalog, identity: Identity, name: str) -> str:
 
 
 async def session_of_thread(store: SessionStore, user_id: str, thread_id: str) -> Session:
-    """The session of a thread. Raises `Faulty` for what is no id of one, `NoThread` where the user has none of it."""
+    """The session of a thread. Raises `Faulty` for a malformed id, `NoThread` if the user has no such thread."""
     session = await store.get(thread_id, user_id)
     if session is not None:
         return session

@@ -15,7 +15,7 @@ _RUNS: Final = UUID("4b7d7b0e-6d0c-5a36-9d0f-3f4a0f8e6b52")
 _TASKS: Final = UUID("0c0d4e6a-52a3-5b1e-8f5d-9a3f1d7c8e41")
 _ALLOWED: Final = ("approve", "accept", "allow", "yes", "edit")
 _PLAIN: Final = frozenset({"question", "free_text", "interrupt_id", "checkpoint_id", "id"})
-"""What the question of a node that asked with a text has, and no more."""
+"""The only keys in the question of a node that asked with plain text."""
 _OURS: Final = ("interrupt_id", "checkpoint_id", "questions", "id")
 
 
@@ -35,7 +35,8 @@ def interrupts(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def answer_of(payload: Mapping[str, Any], resume: Any) -> HumanAnswer:
-    """What a client resumes a question with, as our agents read it: to the first question, or by the ids of several."""
+    """What a client resumes with, as our agents read it: an answer to the first question, or answers by the ids of
+    several."""
     questions = dict(_questions(payload))
     if isinstance(resume, dict) and resume and resume.keys() <= questions.keys():
         given = {name: _answered(questions[name], one) for name, one in resume.items()}
@@ -52,7 +53,7 @@ def _questions(payload: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]
 
 
 def _value(question: Mapping[str, Any]) -> Any:
-    """What the node raised, as far as its question tells."""
+    """What the node raised, as far as its question shows it."""
     stage = question.get("stage")
     if stage == VALUE:
         return question["metadata"]["value"]
@@ -94,7 +95,7 @@ def _answered(question: Mapping[str, Any], said: Any) -> Any:
 
 
 def _choice(said: Any) -> Any:
-    """Whether a tool may be called: a choice of ours as it is, else langchain's decision, a word, or yes and no."""
+    """Whether a tool may be called: a choice of ours unchanged, else langchain's decision, a word, or a yes or no."""
     if isinstance(said, dict) and "choice_id" in said:
         return said
     decisions = said.get("decisions") if isinstance(said, dict) else said

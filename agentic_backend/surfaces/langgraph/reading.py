@@ -1,4 +1,4 @@
-"""The body that starts a run, as LangGraph's clients send it. A fault names its field: `input.messages[2].content`."""
+"""The body that starts a run, as LangGraph's clients send it. Errors name the field: `input.messages[2].content`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,8 +58,8 @@ class _RunBody(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the user asks: the text, and the message as it was sent; `at` is where that stands in the body, `last`
-    whether no other message stands behind it."""
+    """What the user asks: the text, and the message as it was sent; `at` is its path in the body, `last` whether no
+    other message follows it."""
 
     text: str
     message: Message
@@ -71,8 +71,8 @@ class Question:
 class RunRequest:
     """What a client asks for.
 
-    `question` is None where nothing is asked: a person's answer (`resumes`, `resume`), or a run on from a checkpoint.
-    `earlier` are the messages before it in the input, each as it was sent and as an agent reads it.
+    `question` is None if nothing is asked: for a person's answer (`resumes`, `resume`), or a run that continues from a
+    checkpoint. `earlier` are the messages before it in the input, each as it was sent and as an agent reads it.
     """
 
     assistant: str
@@ -161,13 +161,13 @@ def _configured(config: Mapping[str, Any] | None) -> str | None:
 
 
 def _context(body: _RunBody) -> CompatibleContext:
-    """The context of an agent of ours: what of the run's it knows."""
+    """The context of an agent of ours: those fields of the run's context that it knows."""
     given = body.context if body.context is not None else _configurable(body.config)
     return checked_body(given, CompatibleContext, "context")
 
 
 def _conversation(said: Any, max_message_chars: int) -> tuple[Question | None, tuple[tuple[Message, HistoryItem], ...]]:
-    """The question of an input, its last message of the user's, and what stands before it."""
+    """The question of an input, which is its last user message, and what comes before it."""
     if said is None:
         return None, ()
     if not isinstance(said, dict):

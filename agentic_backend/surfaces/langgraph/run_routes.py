@@ -1,4 +1,4 @@
-"""Runs over HTTP: begin one, follow it, wait for its end, read it, stop it."""
+"""Runs over HTTP: start one, follow it, wait for its end, read it, stop it."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -57,7 +57,7 @@ def add_runs(router: APIRouter, services: Callable[[], DoorServices], caller: An
 
     @router.post("/threads/{thread_id}/runs/{run_id}/cancel")
     async def cancel(thread_id: str, run_id: str, request: Request, identity: caller) -> Response:
-        """Stop a run. What it has said is in the thread's history when the answer comes."""
+        """Stop a run. When the response comes, what the run has said is in the thread's history."""
         query = request.query_params
         if query.get("action", "interrupt") != "interrupt":
             raise Faulty("The only action is interrupt.", "action")
@@ -179,7 +179,7 @@ async def _listed(services: DoorServices, thread_id: str, request: Request, iden
 
 
 async def _stop(services: DoorServices, thread_id: str, run_id: str, identity: Identity) -> None:
-    """Stop a run, and wait a while for its end. Raises `NoThread` where it does not run."""
+    """Stop a run, and wait a while for its end. Raises `NoThread` if it does not run."""
     view = await view_of(services, identity, thread_id, run_id, ())
     turn = await services.registry.locate(view.exchange_id, identity.uid)
     if turn is None or turn.ended or note_of(turn).get("answers") != view.answers:
@@ -210,7 +210,7 @@ def _headers(path: str, what: str) -> dict[str, str]:
 
 
 async def settled(turn: Turn) -> None:
-    """Wait until a turn has begun, waits for its place, or was refused: what it replaces has then ended."""
+    """Wait until a turn has begun, is queued, or was refused: what it replaces has then ended."""
     with Following(turn) as following:
         async for _ in following:
             break
@@ -225,7 +225,7 @@ async def _waited(
     path: str,
 ) -> Response:
     async def state_of(agent_id: str, end: Payload) -> bytes | None:
-        """What a graph's run ended with, read from its states; None where it left none."""
+        """What a graph's run ended with, read from its states; None if it left none."""
         graph = services.catalog.graph(agent_id)
         ref = graph_state_of(end.messages[-1], graph.id) if graph is not None and isinstance(end, Ended) else ""
         if graph is None or not ref:
@@ -240,7 +240,7 @@ async def _waited(
 async def _told(
     services: DoorServices, request: Request, identity: Identity, begin: Callable[[], Turn], writer: StreamWriter
 ) -> Response:
-    """What a writer says of a turn, from the first event of it that is shown."""
+    """What a writer sends for a turn, from the first event that is shown."""
 
     def follow() -> Follow:
         turn = begin()

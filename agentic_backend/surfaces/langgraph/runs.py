@@ -1,4 +1,4 @@
-"""The runs of a thread, as its history has them and as they run here."""
+"""The runs of a thread, from its history and those in progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ from backend_kit.auth import Identity
 from backend_kit.wire import Code
 
 DELETED: Final = "turnwise:deleted_runs"
-"""The key of a thread's metadata that has the ids of runs which its client has deleted; nobody is shown it."""
+"""The key of a thread's metadata with the ids of runs that its client deleted; no client sees it."""
 _MOST_DELETED: Final = 200
-"""How many are remembered: more would leave too little of the metadata's room."""
+"""How many are kept: more would leave too little room for metadata."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class RunInfo:
     command: Mapping[str, Any] | None = None
     ledger: Any = None
     rank: int = -1
-    """That of its question, or of what a person answered; -1 while it runs."""
+    """The rank of its question, or of a person's answer; -1 while it runs."""
 
     @property
     def answers(self) -> str | None:
@@ -89,7 +89,7 @@ class RunInfo:
 
 
 async def delete_run(services: DoorServices, session: Session, run_id: str) -> None:
-    """Have a run that has ended be listed no more. What was said in it stays in its thread.
+    """Remove an ended run from the list of runs. What was said in it stays in its thread.
 
     Raises `NoThread`, or `Conflict` while it runs.
     """
@@ -111,14 +111,14 @@ async def runs_of(services: DoorServices, session: Session) -> list[RunInfo]:
 
 
 async def _all_of(services: DoorServices, session: Session) -> list[RunInfo]:
-    # Before history: what ends while that is read is then in one of the two.
+    # Read before history: a run that ends meanwhile is then in one of the two.
     turns = await _running_in(services, session)
     runs: list[RunInfo] = []
     with services.kpi.phase("history_get"):
         async for message in told(services, session.id, session.user_id):
             _take(runs, message, session)
     known = {run.run_id for run in runs}
-    # What a run that begins behind an earlier message takes the place of, history shows until it has ended.
+    # A run that begins after an earlier message replaces others, which history shows until it has ended.
     begun = [turn.ask for turn in turns if turn.ask.human is None]
     stays = min((ask.after_rank for ask in begun if ask.after_rank is not None), default=None)
     kept = [run for run in runs if stays is None or run.rank <= stays]
@@ -126,7 +126,7 @@ async def _all_of(services: DoorServices, session: Session) -> list[RunInfo]:
 
 
 async def _running_in(services: DoorServices, session: Session) -> list[Turn]:
-    """The turns of a thread that run or wait here, and what another instance runs."""
+    """The turns of a thread that run or wait here, and the one that another instance runs."""
     registry, user_id = services.registry, session.user_id
     turns = registry.turns_of(session.id, user_id)
     elsewhere = await registry.newest_elsewhere(session.id, user_id)
@@ -137,7 +137,7 @@ async def _running_in(services: DoorServices, session: Session) -> list[Turn]:
 
 
 def _take(runs: list[RunInfo], message: Mapping[str, Any], session: Session) -> None:
-    """Take a message of history into the runs that it begins, goes on with, or ends."""
+    """Add a message of history to the runs: it begins, continues or ends one."""
     kind, at = (message["role"], message["channel"]), message["timestamp"]
     metadata = message["metadata"]
     extras = metadata.get("extras", {})
@@ -163,7 +163,7 @@ def _take(runs: list[RunInfo], message: Mapping[str, Any], session: Session) -> 
 
 
 def _status(extras: Mapping[str, Any]) -> str:
-    """How a run ended, by what its answer says. One that asks a person has ended well; its thread waits."""
+    """How a run ended, by its answer. A run that asks a person ended successfully; its thread waits."""
     if "error" in extras:
         return "timeout" if extras["error"] == Code.TURN_DEADLINE.value else "error"
     return "interrupted" if extras.get("status", AWAITING) != AWAITING else "success"
@@ -199,7 +199,7 @@ async def run_of(services: DoorServices, session: Session, run_id: str) -> RunIn
     """A run of a thread. Raises `NoThread`."""
     turn = services.registry.find(run_id, session.user_id)
     if turn is not None and not turn.ended and (turn.ask.session_id, turn.ask.human) == (session.id, None):
-        return running(turn)  # whoever looks again and again until it has ended reads no history
+        return running(turn)  # so that polling until it has ended reads no history
     found = next((run for run in await runs_of(services, session) if run.run_id == run_id), None)
     if found is None:
         raise NoThread("There is no such run.", "run_id")
@@ -209,7 +209,7 @@ async def run_of(services: DoorServices, session: Session, run_id: str) -> RunIn
 async def view_of(
     services: DoorServices, identity: Identity, thread_id: str, run_id: str, modes: Sequence[str]
 ) -> RunView:
-    """Which run of which exchange an id means, with the modes that are asked for or, without any, its own.
+    """The run that an id names, with the modes that are asked for or, without any, its own.
 
     Raises `NoThread`.
     """

@@ -1,7 +1,7 @@
-"""The states of a thread: what its conversation was behind each question and each answer, made of its history.
+"""The states of a thread: its conversation after each question and each answer, made from its history.
 
-Each exchange has two checkpoints, behind its question and at its end; one more, which is empty, stands before the
-first. Their ids follow from the ranks of messages, so that they are the same everywhere and always.
+Each exchange has two checkpoints, after its question and at its end; an empty one comes before the first. Their ids are
+derived from the ranks of messages, so that they are the same everywhere and always.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -32,15 +32,16 @@ from backend_kit.wire import dumps, loads
 
 _MOST: Final = 1000
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of the states of one answer, each of which has all messages before it: it ends with the one that passes this."""
+"""Bytes of the states in one response, each of which repeats all messages before it: it ends with the state that
+exceeds this."""
 ROOT_RANK: Final = -1
 Kind = Literal["root", "question", "end"]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state in the conversation: behind `rank`, with the first `count` messages of it. `question` is what a person is
-    asked there."""
+    """A state in the conversation: after the message `rank`, with its first `count` messages. `question` is what a
+    person is asked there."""
 
     kind: Kind
     rank: int
@@ -51,11 +52,11 @@ class Checkpoint:
     question: Mapping[str, Any] | None = None
     error: str | None = None
     state: str = ""
-    """That of a hosted graph, by its name in history."""
+    """The state of a hosted graph, by its name in history."""
     cut: bool = False
-    """Whether the run that ends there was stopped, or has failed."""
+    """Whether the run that ends there was stopped or failed."""
     asked: int | None = None
-    """The place of the question among the messages; None where nothing was asked."""
+    """The index of the question among the messages; None if nothing was asked."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Line:
 
     @property
     def head(self) -> Checkpoint | None:
-        """The newest checkpoint; None where nothing was asked yet."""
+        """The newest checkpoint; None if nothing was asked yet."""
         return self.checkpoints[-1] if len(self.checkpoints) > 1 else None
 
     @property
@@ -147,7 +148,7 @@ NOTHING: Final = (
 async def told(
     services: DoorServices, session_id: str, user_id: str, window: HistoryWindow | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """The messages of a session's live line, decoded, by ascending rank. May raise `HistoryUnavailable`."""
+    """The messages of a session's live branch, decoded, by ascending rank. May raise `HistoryUnavailable`."""
     async for page in services.store.pages(session_id, user_id, window or HistoryWindow()):
         for message in page.messages:
             yield loads(message)
@@ -206,7 +207,7 @@ def _end(message: Mapping[str, Any], transcript: Transcript) -> Checkpoint:
 
 
 def _with_agents(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The same, where a question has the agent of its answer: who was asked only that tells."""
+    """The same, where each question gets the agent of its answer: only the answer says who was asked."""
     known = {one.exchange_id: one.agent_id for one in checkpoints if one.kind == "end"}
     return [_of(one, known.get(one.exchange_id, one.agent_id)) for one in checkpoints]
 
@@ -227,8 +228,8 @@ async def values_of(services: DoorServices, session: Session) -> tuple[bytes | N
 
 
 async def _newest_of_graph(services: DoorServices, line: Line, *, subgraphs: bool = False) -> dict[str, Any] | None:
-    """The newest state of a hosted graph, with what people have seen since: runs that were stopped or have failed leave
-    none. None where the thread is no graph's, or it has no state."""
+    """The newest state of a hosted graph, with what people have seen since, as runs that were stopped or failed leave
+    no state. None if the thread is not a graph's, or it has no state."""
     place = line.newest_state
     graph = services.catalog.graph(line.session.agent_id)
     if graph is None or place is None:
@@ -243,7 +244,7 @@ async def _newest_of_graph(services: DoorServices, line: Line, *, subgraphs: boo
 
 
 def _name_agent(line: Line, state: dict[str, Any] | None) -> None:
-    """Say of which graph and assistant a graph's state is."""
+    """Name the graph and the assistant that a state belongs to."""
     if state is not None and state["metadata"]:
         state["metadata"] |= line.names_of(line.session.agent_id)
 
@@ -267,7 +268,7 @@ async def _state_at(services: DoorServices, line: Line, checkpoint_id: str | Non
 async def _states_of_graph(
     services: DoorServices, line: Line, limit: int, before: str | None, metadata: Mapping[str, Any]
 ) -> list[bytes] | None:
-    """The states of a hosted graph, the newest first; None where the thread is no graph's, or it has no state."""
+    """The states of a hosted graph, the newest first; None if the thread is not a graph's, or it has no state."""
     graph, place, session = services.catalog.graph(line.session.agent_id), line.newest_state, line.session
     if graph is None or place is None:
         return None
@@ -289,7 +290,7 @@ async def _states_of_graph(
     ids = {one["checkpoint_id"] for one in found}
     for one, older in zip_longest(found, found[1:]):
         _name_agent(line, one)
-        # A fork goes on from a state that is superseded: what clients make of the parents must be one line.
+        # A fork continues from a state that is superseded, but clients must be able to follow the parents as one line.
         if older is not None and one["parent_checkpoint_id"] not in ids:
             one |= {"parent_checkpoint": older["checkpoint"], "parent_checkpoint_id": older["checkpoint_id"]}
     if before is None and not metadata and found:
@@ -302,7 +303,7 @@ def add_states(router: APIRouter, services: Callable[[], DoorServices], caller: 
 
     @router.get("/threads/{thread_id}/state")
     async def state(thread_id: str, request: Request, identity: caller) -> Response:
-        """The newest state of a thread: of one that runs, that behind its question."""
+        """The newest state of a thread; while a run is in progress, the one after its question."""
         line = await read_running_line(services(), await _session(services(), identity, thread_id))
         return json_response(await _state_at(services(), line, None, "", deep=_deep(request)))
 
@@ -381,9 +382,9 @@ def place_of(line: Line, checkpoint_id: str, field_: str) -> int:
 
 
 async def read_running_line(services: DoorServices, session: Session, kind: Kind = "question") -> Line:
-    """The states of a session, with what is being answered now behind what history has, as far as it is said: clients
-    take up a thread whose state has a next node, and one that stops a run reads its history before the stop is through;
-    there, a state with a next node and without a question (`kind`) would be a breakpoint.
+    """The states of a session: those of its history, then that of the run in progress with its text so far. Clients
+    rejoin a thread whose state has a next node, and a client that stops a run reads its history before the stop is
+    complete; there, a state with a next node and without a question (`kind`) would be a breakpoint.
 
     May raise `HistoryUnavailable`."""
     # Before history: what ends while that is read is then in one of the two.
@@ -422,7 +423,7 @@ def _add_running(line: Line, question: ChatMessage, turn: Turn | None, kind: Kin
 
 
 def said_so_far(turn: Turn) -> list[bytes]:
-    """The messages of a turn that runs, each as JSON, the text that is being said among them."""
+    """The messages of a running turn, each as JSON, including the text so far."""
     transcript, text, spoken = Transcript(), None, None
     for _, payload in whole_events(turn):
         if isinstance(payload, Whole):

@@ -1,4 +1,5 @@
-"""The store of LangGraph's Agent Server API: what hosted graphs remember of the caller, read and written over REST."""
+"""The store of LangGraph's Agent Server API: what hosted graphs remember about the caller, read and written over
+REST."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final
@@ -62,7 +63,7 @@ class _Named(RequestBody):
 class _Put(_Named):
     value: JsonObject
     index: bool | list[CleanText] | None = None
-    """Which fields are found by meaning: without a search by meaning, none."""
+    """Fields for semantic search: none, since there is no semantic search."""
     ttl: None = None
 
 
@@ -87,7 +88,7 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
 
     @router.put("/store/items", status_code=204)
     async def put_item(request: Request, identity: caller) -> Response:
-        """Remember a value of the caller under a namespace and a key."""
+        """Store a value of the caller under a namespace and a key."""
         read = await read_body(request, _Put)
         if len(dumps(read.value)) > MAX_VALUE_BYTES:
             raise TooLarge(field="value")
@@ -96,7 +97,7 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
 
     @router.get("/store/items")
     async def get_item(request: Request, identity: caller) -> Response:
-        """What is remembered of the caller under a namespace, its labels joined by dots, and a key; else null."""
+        """The caller's item under a namespace, its labels joined by dots, and a key; else null."""
         given = request.query_params
         named = {"namespace": given.get("namespace", "").split("."), "key": given.get("key", "")}
         read = checked_body(named, _Named)
@@ -104,14 +105,14 @@ def add_store(router: APIRouter, services: Callable[[], DoorServices], caller: A
 
     @router.delete("/store/items", status_code=204)
     async def delete_item(request: Request, identity: caller) -> Response:
-        """Forget an item of the caller."""
+        """Delete an item of the caller."""
         read = await read_body(request, _Named)
         await services().memory.delete(identity.uid, read.namespace, read.key)
         return Response(status_code=204)
 
     @router.post("/store/items/search")
     async def search_items(request: Request, identity: caller) -> Response:
-        """Items of the caller below a namespace, by what their values have. There is no search by meaning."""
+        """Items of the caller below a namespace, filtered by their values. There is no semantic search."""
         read = await read_body(request, _Search)
         found = await services().memory.search(
             identity.uid, read.namespace_prefix, read.filter, read.limit, read.offset

@@ -1,8 +1,8 @@
-"""One run as Server-Sent Events: what is sent of each event of its turn, and from where on.
+"""One run as Server-Sent Events: what is sent for each event of its turn, and from which position.
 
-An exchange of ours is one run, and where the agent asked a person, one more for each answer. An event's id is the
-number of the turn's event, and which of those that this becomes. Events that a client did not ask for count all the
-same, so that an id means the same to everyone.
+An exchange of ours is one run, plus one for each answer of a person whom the agent asked. An event's id is the number
+of the turn's event, and which of the events made from it this is. Events that a client did not ask for are counted too,
+so that an id means the same to everyone.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -60,22 +60,23 @@ _CHUNK: Final = (
 )
 
 LoadBase = Callable[[int, int | None], Awaitable[bytes]]
-"""Reads the messages of the thread below a rank, up to another one where the run begins behind that, as the elements of
-a JSON array."""
+"""Reads the messages of the thread below a rank (up to another rank if the run branches off there) as the elements of a
+JSON array."""
 LoadState = Callable[[str, Payload], Awaitable[bytes | None]]
-"""Reads the state as JSON that a hosted graph's turn left which ended so, by the agent's id; None: it left none."""
+"""Reads, by the agent's id, the JSON of the state that a hosted graph's turn with this end left; None: it left none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a client has of a run: all up to the turn's event `seq`, and `more` of what the next one became."""
+    """What a client has of a run: everything up to the turn's event `seq`, and `more` of what the next event became."""
 
     seq: int
     more: int = 0
 
     @classmethod
     def read(cls, text: str | None) -> "Place | None":
-        """The place in a `Last-Event-ID`; None without one, and for the place before the first. Raises BadRequest."""
+        """The position in a `Last-Event-ID`; None without one, and for the position before the first event. Raises
+        BadRequest."""
         if not text or text == _FROM_THE_FIRST:
             return None
         seq, dot, more = text.partition(".")
@@ -87,11 +88,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Which run of an exchange a stream shows, and what of it.
+    """Which run of an exchange a stream shows, and which parts of it.
 
     `answers` names the question to a person that the run answers (`checkpoint_id`); None for the run of the exchange's
-    own question. `modes` are those of `MODES`; `base` has the messages before it, None where storage has. Of a `graph`
-    the state is what the graph itself says, and with `subgraphs` what those in it do.
+    own question. `modes` are some of `MODES`; `base` has the messages before the run, None if they are in storage. With
+    `graph` the state is the one that the graph itself emits, and with `subgraphs` also those of nested graphs.
     """
 
     run_id: str
@@ -106,7 +107,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state's values, to be written once what comes before the run is known."""
+    """The state's values, to be written once the messages before the run are known."""
 
     run: bytes
     beside: bytes = b""
@@ -122,7 +123,7 @@ class _Said:
 
 
 class RunEvents:
-    """Says what happens in one run, from a client's place on. Implements `StreamWriter`."""
+    """Writes what happens in one run, from a client's position on. Implements `StreamWriter`."""
 
     heartbeat = HEARTBEAT
 
@@ -153,7 +154,8 @@ class RunEvents:
             name, chunk = self._told.name, self._told.chunk
             return b'id: %d\nevent: %b\ndata: [{"content":%b%b' % (event.seq, name, dumps(payload.text), chunk)
         if place is not None and not turn.numbers(place.seq):
-            # Another run of the turn took the place of what the client has, or history tells it: all of it again.
+            # Another run of the turn replaced what the client has, or it is replayed from history: send all of it
+            # again.
             self._place = place = None
             self._told.again()
         if place is not None and self._seq < place.seq < event.seq and isinstance(payload, _FRAGMENTS):
@@ -175,7 +177,7 @@ class RunEvents:
         return refusal_of(failure, request)
 
     async def _say_held(self) -> bytes:
-        """What waited for the messages before the run."""
+        """What was held back until the messages before the run were known."""
         first, behind = self._told.first_rank, self._told.behind
         try:
             self._base = await self._load_base(first, behind)
@@ -187,7 +189,7 @@ class RunEvents:
         return self._encoded(held)
 
     def _behind(self, place: Place | None, seq: int, sent: list[tuple[bytes, _Said]]) -> list[tuple[bytes, _Said]]:
-        """What of it the client does not have."""
+        """The part that the client does not have."""
         if place is None or seq < place.seq:
             return sent if place is None else []
         if seq == place.seq:
@@ -206,7 +208,7 @@ class RunEvents:
 
 
 class RunTeller:
-    """Makes the events of a run of those of its turn."""
+    """Makes the events of a run from those of its turn."""
 
     def __init__(self, view: RunView) -> None:
         self._view = view
@@ -226,11 +228,11 @@ class RunTeller:
         self._ranked = False
         self._step = 0
         self.streams: int | None = None
-        """The rank of the text of which pieces come; None outside of the run."""
+        """The rank of the text that is being streamed; None outside of the run."""
         self.name = b"messages"
         """The name of their events."""
         self.chunk = b""
-        """What follows each of them in its event."""
+        """What follows each piece in its event."""
         self._thoughts = 0
         self._thinks = False
         self._spoken: SpokenBy | None = None
@@ -245,20 +247,20 @@ class RunTeller:
         return left[0].data if left else self._graph_values + b"\n\n"
 
     def begin_at(self, rank: int) -> None:
-        """The first of the events that there are is at this rank, unless there was one before."""
+        """Note the rank of the first available event, unless one was noted before."""
         if not self._ranked:
             self._ranked, self.first_rank = True, rank
 
     def close(self) -> list[_Said]:
-        """What the end of a run completes where no event of the turn says it."""
+        """What the end of a run completes if no event of the turn marks that end."""
         return [one for update in self._transcript.close() for one in self._completed(update)]
 
     def again(self) -> None:
-        """The client has something of another run of the turn: what it gets now must not end up behind that."""
+        """The client has something of another run of the turn, to which what it gets now must not be appended."""
         self._attempt += 1
 
     def take(self, event: TurnEvent) -> list[_Said]:
-        """What is said of an event."""
+        """What is sent for an event."""
         payload = event.payload
         if isinstance(payload, Restarted):
             self._attempt = max(self._attempt + self._started, payload.runs_before)
@@ -273,7 +275,7 @@ class RunTeller:
         return [*self._opening(), *self._take(payload)]
 
     def _note_rank(self, payload: Payload) -> None:
-        """Keep where in the conversation the events begin that there are."""
+        """Note where in the conversation the available events begin."""
         rank = payload.message.rank if isinstance(payload, Whole) else None
         rank = payload.rank if isinstance(payload, TextDelta) else rank
         if rank is None and isinstance(payload, Ended | Awaiting | Cancelled | Failed) and payload.messages:
@@ -286,7 +288,7 @@ class RunTeller:
             self.behind = behind if isinstance(behind, int) else None
 
     def _before_run(self, payload: Payload) -> None:
-        """What the exchange had before the run: it is in the state, and was sent by another run."""
+        """What the exchange had before the run: it belongs to the state, and was sent by another run."""
         if isinstance(payload, Awaiting):
             self._in_run = payload.payload.get("checkpoint_id") == self._view.answers
         elif isinstance(payload, Whole):
@@ -340,8 +342,8 @@ class RunTeller:
         return _Said("messages-tuple", self.name, b'[{"content":%b%b' % (dumps(delta.text), self.chunk))
 
     def _of_graph(self, said: GraphSaid) -> _Said:
-        """What a graph says itself. What the graphs in it say nobody hears who did not ask for that."""
-        # The end of the run says what it asks, whatever the client has asked for.
+        """What a graph emits itself. Output of nested graphs goes only to clients that asked for it."""
+        # What the run asks a person is sent at its end, in every mode.
         asks = b'"__interrupt__"' in said.json and "__interrupt__" in (loads(said.json) or {})
         if said.mode == "values" and not said.namespace and not asks:
             self._graph_values = None if said.json == NOT_TOLD else said.json
@@ -351,7 +353,7 @@ class RunTeller:
         return _Said(mode, self._named(said.mode, said.namespace), said.json + b"\n\n")
 
     def _named(self, name: str, namespace: Sequence[str]) -> bytes:
-        """The name of an event, with where in the graph it comes from."""
+        """The name of an event, with the node that it comes from."""
         return "|".join((name, *namespace) if self._view.subgraphs else (name,)).encode()
 
     def _thought(self, delta: ThoughtDelta) -> _Said:
@@ -367,7 +369,7 @@ class RunTeller:
         said = loads(message.json)
         note = note_in(said["metadata"]) if (said["role"], said["channel"]) == ("user", "observation") else {}
         if note and note.get("answers") != self._view.answers:
-            # Told from history, where the next run of the exchange stands behind this one.
+            # Replayed from history, where the next run of the exchange follows this one.
             self.over = True
             return [self._values(), _Said(_ALWAYS, b"end", b"null\n\n")]
         complete = self._transcript.take(said)
@@ -383,7 +385,7 @@ class RunTeller:
         return told
 
     def _not_streamed(self, said: Mapping[str, Any]) -> list[_Said]:
-        """A text of the model's that came whole, from history."""
+        """A text of the model that came whole, from history."""
         streamed, self.streams = self.streams == said["rank"], None
         open_ = self._transcript.open_message
         if streamed or open_ is None or self._transcript.open_rank != said["rank"]:
@@ -418,12 +420,12 @@ class RunTeller:
         if isinstance(end, Awaiting):
             return self._ask(end)
         last = self._last(end.messages)
-        # What a graph ends with it has said.
+        # A graph has already emitted its final state.
         done = isinstance(end, Ended) and self._graph_values is not None
         return last if done else [*last, *self._left()]
 
     def _left(self) -> list[_Said]:
-        """The state that a run leaves; of a graph that did not get to its end, with what people have seen since."""
+        """The state that a run leaves; for a graph that did not reach its end, with what people have seen since."""
         if self._graph_values is None:
             return [self._values()]
         values = loads(self._graph_values)
@@ -447,7 +449,7 @@ class RunTeller:
         return [*told, _Said("values", b"values", values)]
 
     def _last(self, messages: Sequence[ChatMessage]) -> list[_Said]:
-        """The answer, as far as there is one: what of it was not streamed, and the message whole."""
+        """The answer, if there is one: what of it was not streamed, and the complete message."""
         if not messages or (messages[-1].role, messages[-1].channel) != ("assistant", "final"):
             return [one for update in self._transcript.close() for one in self._completed(update)]
         told = [one for update in self._transcript.take(messages[-1]) for one in self._completed(update)]
@@ -475,13 +477,13 @@ class RunTeller:
 
 
 def with_beside(values: bytes, beside: bytes) -> bytes:
-    """An object in JSON with more fields, each with a comma before it. That of a graph may be empty: none of the
-    channels that it gives out has a value yet."""
+    """A JSON object with fields added, each with a comma before it. A graph's object may be empty while none of its
+    output channels has a value."""
     return b"{%b}" % b"".join((values[1:-1], beside)).removeprefix(b",")
 
 
 def _rest_of(turn: Turn, event: TurnEvent, seq: int) -> TurnEvent:
-    """What of joined fragments comes behind the number `seq`."""
+    """The part of joined fragments that comes after the number `seq`."""
     events = turn.events
     places = range(events.after(seq), events.after(event.seq))
     fragments = [one for one in (events[place].payload for place in places) if isinstance(one, _FRAGMENTS)]
@@ -489,7 +491,7 @@ def _rest_of(turn: Turn, event: TurnEvent, seq: int) -> TurnEvent:
 
 
 def _placed(told: Sequence[_Said], before: int, seq: int) -> Iterator[tuple[bytes, _Said]]:
-    """Each with its id: the place of a client that has it."""
+    """Each event with its id: the position of a client that has it."""
     last = len(told) - 1
     for number, one in enumerate(told):
         yield (b"%d" % seq if number == last else b"%d.%d" % (before, number + 1)), one
@@ -512,15 +514,16 @@ def _call_chunk(part: Part, index: int) -> dict[str, Any]:
 
 
 class RunValues:
-    """What a run comes to: its values at its end, as JSON, for those who do not follow its events. White space goes
-    before them while that takes long. Implements `StreamWriter`."""
+    """The result of a run: its final values as JSON, for clients that do not follow its events. White space is sent
+    first while that takes long. Implements `StreamWriter`."""
 
     heartbeat = b"\n"
 
     def __init__(
         self, view: RunView, load_base: LoadBase, load_state: LoadState, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`load_state` reads the state of a hosted graph; `headers` of the answer, beside those of every stream."""
+        """`load_state` reads the state of a hosted graph; `headers` of the response, in addition to those of every
+        stream."""
         self.headers = [(b"content-type", b"application/json"), *_encoded_headers(headers)]
         self.over = False
         self.owed: Callable[[], Awaitable[bytes]] | None = None
@@ -548,8 +551,8 @@ class RunValues:
         return refusal_of(failure, request)
 
     async def _say(self) -> bytes:
-        """The values, `__interrupt__` among them where the run asks a person; `__error__` alone where it failed, or
-        they cannot be read."""
+        """The values, with `__interrupt__` if the run asks a person; `__error__` alone if it failed, or they cannot be
+        read."""
         self.over = True
         try:
             return await self._said()
@@ -563,7 +566,7 @@ class RunValues:
             return b'{"__error__":%b}' % self._error
         values = self._values or Snapshot(b"")
         if self._view.graph and isinstance(values, Snapshot) and self._ended is not None:
-            # The graph's own state was not told: only its messages are known.
+            # The graph's own state was not sent: only its messages are known.
             state = await self._load_state(*self._ended)
             values = values if state is None else state
         if isinstance(values, bytes):

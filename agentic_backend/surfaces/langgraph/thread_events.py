@@ -1,14 +1,14 @@
-"""The runs of one thread as the events of its stream: what is sent of each event of a turn, and under which number.
+"""The runs of one thread as the events of its stream: what is sent for each event of a turn, and under which number.
 
-A thread's events are numbered throughout, the same at every instance and whenever they are told. The number (`seq`)
-is made of four, the first the most significant:
+A thread's events are numbered throughout, the same at every instance and whenever they are sent. The number (`seq`) is
+made of four, the first the most significant:
 
     rank 21 bits | telling 4 bits | event 20 bits | part 8 bits
 
 `rank` is that of the run's first message: of the question, or of the person's answer that let it go on. `telling` is
-how many runs of the turn broke off before; 15 where history tells it, in other events than those that were streamed.
-`event` is the number of the turn's event, `part` which of those it became. A run's end has the same numbers however it
-is told (`_END`), so that who has it is told nothing again.
+how many runs of the turn broke off before; 15 if it is replayed from history, as other events than those that were
+streamed. `event` is the number of the turn's event, `part` which of the events made from it this is. A run's end has
+the same numbers in every case (`_END`), so that a client that has it gets nothing twice.
 """
 
 import time
@@ -51,12 +51,12 @@ _LAST_PART: Final = (1 << _PART_BITS) - 1
 _LAST_EVENT: Final = (1 << _EVENT_BITS) - 1
 _HISTORY: Final = (1 << _TELLING_BITS) - 1
 _END: Final = (_HISTORY << _EVENT_BITS | _LAST_EVENT) << _PART_BITS
-"""Of what a run's end becomes, counted down from the last part: its state, what it asks, that it has ended."""
+"""Parts of a run's end, counted down from the last: its state, what it asks, that it has ended."""
 _UNNUMBERED: Final = b".end"
 _ANY_SEQ: Final = 1 << 62
 """Above the numbers of all events of a turn."""
 _MAX_RANK: Final = (1 << 21) - 1
-"""Beyond it numbers would not fit those of JavaScript: a thread of two million messages is told no further."""
+"""Beyond this, numbers would not fit JavaScript's: a thread is streamed up to two million messages."""
 _EVENT: Final = (
     b'id: %d\nevent: %b\ndata: {"type":"event","event_id":"%b","seq":%d,"method":"%b","params":{"namespace":[],'
     b'"timestamp":%d,"data":%b}}\n\n'
@@ -76,16 +76,16 @@ class Before(NamedTuple):
 
 
 LoadBefore = Callable[[int, int | None], Awaitable[Before]]
-"""Reads that below a rank, up to another one where the exchange begins behind that."""
+"""Reads that below a rank (up to another rank if the exchange branches off there)."""
 
 
 def seq_before(rank: int) -> int:
-    """The number of whoever has all runs before the one that begins at this rank."""
+    """The number of a client that has all runs before the one that begins at this rank."""
     return max(0, (rank << RUN_BITS) - 1)
 
 
 def rank_of(seq: int) -> int:
-    """The rank of the run that a number is of."""
+    """The rank of the run that a number belongs to."""
     return seq >> RUN_BITS
 
 
@@ -96,14 +96,14 @@ def has_end(seq: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EventsWanted:
-    """What a client subscribes to: methods, and the names of custom events, where it takes only those of some names."""
+    """What a client subscribes to: methods, and the names of custom events if it takes only some."""
 
     methods: frozenset[bytes]
     customs: frozenset[str] | None = None
 
     @classmethod
     def of(cls, channels: Sequence[str], namespaces: Sequence[Sequence[str]] | None) -> "EventsWanted":
-        """What these channels are. All events are of the root namespace."""
+        """Parse a list of channels. All events are of the root namespace."""
         if namespaces is not None and [] not in [list(one) for one in namespaces]:
             return cls(frozenset())
         methods = {_METHODS.get(one, one.encode()) for one in channels if ":" not in one}
@@ -115,14 +115,14 @@ class EventsWanted:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """A state that a run can begin from, behind the message of `rank`; of the exchange's end, else of its question."""
+    """A state that a run can begin from, after the message with `rank`: at the exchange's end, else at its question."""
 
     rank: int
     ends: bool
 
 
 Data = bytes | Snapshot | _Checkpoint
-"""What an event says; a state and a checkpoint want what was before the exchange."""
+"""The data of an event; a state and a checkpoint need what was before the exchange."""
 Saying = tuple[bytes, Data]
 """The method of an event, and its data."""
 
@@ -138,8 +138,8 @@ class Numbered(NamedTuple):
 
 @dataclass(slots=True)
 class ToldExchange:
-    """What is known of the exchange that is told: its messages so far, where its run begins (None between two), who
-    says what of it, and what was before it."""
+    """What is known of the exchange that is being sent: its messages so far, where its run begins (None between two),
+    the writers of its events, and what was before it."""
 
     turn: Turn
     told: RunTeller
@@ -153,12 +153,12 @@ class ToldExchange:
 
     @classmethod
     def of(cls, turn: Turn, thread_id: str) -> "ToldExchange":
-        """The exchange of a turn, of which nothing has been told."""
+        """The exchange of a turn, of which nothing has been sent yet."""
         return cls(turn, _teller(turn, thread_id), BlockTeller(turn.ask.exchange_id))
 
 
 class ThreadWriter:
-    """Says what happens in the runs of a thread, one turn after the other. Implements `StreamWriter`."""
+    """Writes what happens in the runs of a thread, one turn after the other. Implements `StreamWriter`."""
 
     heartbeat = HEARTBEAT
     headers: Sequence[tuple[bytes, bytes]] = ()
@@ -178,9 +178,9 @@ class ThreadWriter:
         self.over = False
         self.owed: Callable[[], Awaitable[bytes]] | None = None
         self.seq = since
-        """All up to this number has been said."""
+        """Everything up to this number has been sent."""
         self.next_rank = 0
-        """Behind the messages of all runs that have been told to their ends."""
+        """The rank after the messages of all runs that have been sent to their ends."""
         self._thread_id = thread_id
         self._wanted = wanted
         self._load_before = load_before
@@ -209,7 +209,7 @@ class ThreadWriter:
         return self._encoded(exchange, wanted)
 
     def _more(self, exchange: ToldExchange, seq: int, delta: TextDelta) -> bytes | None:
-        """Another piece of a text that comes already: what most events are."""
+        """One more piece of the text that is open: what most events are."""
         told = exchange.blocks.more(delta)
         if told is None:
             return None
@@ -225,7 +225,7 @@ class ThreadWriter:
         return refusal_of(failure, request)
 
     async def _say_held(self) -> bytes:
-        """What waited for what was before the exchange. Nothing else is written until then."""
+        """What was held back until the messages before the exchange were read. Nothing else is written until then."""
         exchange = self._exchange
         assert exchange is not None
         try:
@@ -237,12 +237,12 @@ class ThreadWriter:
         return self._encoded(exchange, held)
 
     def failed(self, error: ServiceError) -> bytes:
-        """The end of a stream that cannot go on."""
+        """The end of a stream that cannot continue."""
         self.over = True
         return _failure(error.code.value, message_for(error.code))
 
     def _refused(self, turn: Turn, refused: Failed) -> bytes:
-        """A turn that did not begin has no number of its own; one that is not there is no run at all."""
+        """A turn that did not begin has no number of its own; one that was not found is no run at all."""
         if turn.ask.agent_id:
             return self._encoded(None, [one for one in self._unnumbered(turn, refused) if self._wants(one)])
         if refused.code in (Code.EXCHANGE_NOT_FOUND, Code.SESSION_NOT_FOUND):
@@ -260,7 +260,7 @@ class ThreadWriter:
         return event.seq > self.seq or (shared and event.seq == self.seq) or event.id.endswith(_UNNUMBERED)
 
     def _take(self, exchange: ToldExchange, event: TurnEvent) -> list[Numbered]:
-        """What is said of an event."""
+        """What is sent for an event."""
         payload = event.payload
         if isinstance(payload, Restarted):
             return self._again(exchange, event, payload)
@@ -277,7 +277,7 @@ class ThreadWriter:
         return [*told, *self._end(exchange, payload)] if event.terminal else told
 
     def _parts(self, exchange: ToldExchange, event: TurnEvent) -> list[Saying]:
-        """What an event of a run becomes, but for the run's end."""
+        """What an event of a run becomes, except for the run's end."""
         payload = event.payload
         begins = _beginning(payload) is not None
         parts: list[Saying] = [(b"lifecycle", _lifecycle(exchange.turn, "running"))] if begins else []
@@ -285,7 +285,7 @@ class ThreadWriter:
         return parts if _kind(payload) == _DECISION else [*parts, *self._of_state(exchange, event)]
 
     def _of_state(self, exchange: ToldExchange, event: TurnEvent) -> Iterator[Saying]:
-        """What an event says beside the model's messages; not the state at the run's end."""
+        """What an event yields besides the model's messages; not the state at the run's end."""
         payload = event.payload
         asks = isinstance(payload, Whole) and _kind(payload) == _QUESTION
         if isinstance(payload, Whole) and asks and not self._is_graph(_agent_of(exchange.turn)):
@@ -299,7 +299,7 @@ class ThreadWriter:
                 yield b"custom", _custom(one.data)
 
     def _begin(self, exchange: ToldExchange, event: TurnEvent, rank: int) -> list[Numbered]:
-        """A question, or a person's answer: a run begins, and where history tells it the one before has ended."""
+        """A question, or a person's answer: a run begins and, in a replay from history, the one before has ended."""
         turn = exchange.turn
         told: list[Numbered] = []
         if _kind(event.payload) == _QUESTION:
@@ -319,18 +319,19 @@ class ThreadWriter:
         return told
 
     def _teller(self, turn: Turn, begins: Payload) -> RunTeller:
-        """Who tells a run that this begins: of a hosted graph, where its client wanted that, as the graph says it."""
+        """The writer of a run that begins with this event: for a hosted graph whose client wanted it, of the graph's
+        own output."""
         note = note_in(begins.message.metadata) if isinstance(begins, Whole) else {}
         graph = "values" in note.get("modes", ()) and self._is_graph(turn.ask.agent_id)
         return _teller(turn, self._thread_id, graph=graph)
 
     def _last_parts(self, exchange: ToldExchange) -> list[Saying]:
-        """What is open at the end of a run that only the next one shows."""
+        """What is open at the end of a run, when that end shows only by the beginning of the next run."""
         updates = [each for one in exchange.told.close() for each in _update(one.data)]
         return [*exchange.blocks.finish(), *updates]
 
     def _again(self, exchange: ToldExchange, event: TurnEvent, restarted: Restarted) -> list[Numbered]:
-        """The turn runs again: what comes now takes the place of what was said."""
+        """The turn runs again: what comes now replaces what was sent."""
         told = self._numbered(exchange, event.seq, [*exchange.blocks.again()])
         again = ToldExchange.of(exchange.turn, self._thread_id)
         again.from_history = exchange.from_history or not restarted.runs_before
@@ -339,7 +340,7 @@ class ThreadWriter:
         return told
 
     def _end(self, exchange: ToldExchange, end: Payload | None) -> list[Numbered]:
-        """A run's end; None where only the next run of the exchange shows it."""
+        """A run's end; None if only the next run of the exchange shows it."""
         assert exchange.rank is not None
         last = None
         if isinstance(end, Terminal) and end.messages:
@@ -351,7 +352,7 @@ class ThreadWriter:
         return [Numbered(seq, b"%d" % seq, *part) for seq, part in enumerate(parts, first)]
 
     def _end_parts(self, exchange: ToldExchange, end: Payload | None, last: int | None) -> list[Saying]:
-        """What the end of a run becomes, behind the message of rank `last`."""
+        """What the end of a run becomes, after the message with rank `last`."""
         parts: list[Saying] = []
         if last is not None and not self._is_graph(_agent_of(exchange.turn)):
             parts.append((b"checkpoints", _Checkpoint(last, ends=True)))
@@ -402,7 +403,7 @@ class ThreadWriter:
         return dumps(self._checkpoint(exchange, exchange.before, data))
 
     def _checkpoint(self, exchange: ToldExchange, before: Before, one: _Checkpoint) -> dict[str, Any]:
-        """A checkpoint as the thread's history has it."""
+        """A checkpoint as in the thread's history."""
         told = {"id": checkpoint_id_of(self._thread_id, one.rank), "source": "loop"}
         asked_at = before.asked_at if exchange.asked_at is None else exchange.asked_at
         earlier = before.questions - (exchange.asked_at is None)
@@ -415,7 +416,7 @@ class ThreadWriter:
 
 
 def _event(first: int, part: int, method: bytes, data: Data) -> Numbered:
-    """Those that are too many for their numbers share the last of these, but for their ids."""
+    """Events beyond the last available number share it; only their ids differ."""
     if part < _LAST_PART:
         return Numbered(first + part, b"%d" % (first + part), method, data)
     return Numbered(first + _LAST_PART, b"%d.%d" % (first + _LAST_PART, part), method, data)
@@ -440,7 +441,7 @@ def _beginning(payload: Payload) -> int | None:
 
 
 def _update(data: Data) -> Iterator[tuple[bytes, bytes]]:
-    """What a node has changed, as its name and that."""
+    """A node's update, as the node's name and the changes."""
     assert isinstance(data, bytes)
     for node, values in loads(data).items():
         if node != "__interrupt__":
@@ -448,7 +449,7 @@ def _update(data: Data) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _custom(data: Data) -> bytes:
-    """What an agent's code tells: as a named event where it has a name and a payload, else as a payload."""
+    """A custom event of an agent's code: as a named event if it has a name and a payload, else as a payload."""
     assert isinstance(data, bytes)
     try:
         said = loads(data)
@@ -464,8 +465,8 @@ def _asked(interrupt: dict[str, Any]) -> bytes:
 
 
 def _ended(turn: Turn, end: Payload | None) -> bytes:
-    """How a run ended. One that was stopped is `completed`: by `interrupted` its clients mean that it asks a person,
-    and some wait on."""
+    """How a run ended. One that was stopped is `completed`: `interrupted` means to clients that it asks a person, and
+    some then keep waiting."""
     if isinstance(end, Failed):
         return _lifecycle(turn, "failed", error=end.text, code=end.code.value)
     return _lifecycle(turn, "completed" if isinstance(end, Ended | Cancelled) else "interrupted")
@@ -481,7 +482,7 @@ def _graph(turn: Turn) -> dict[str, str]:
 
 
 def _agent_of(turn: Turn) -> str:
-    """The agent of a turn, which of one that history tells its answer says."""
+    """The agent of a turn; in a replay from history, its answer names it."""
     end = turn.events[-1].payload if turn.ended and len(turn.events) else None
     if turn.ask.agent_id or not (isinstance(end, Terminal) and end.messages):
         return turn.ask.agent_id
@@ -490,5 +491,5 @@ def _agent_of(turn: Turn) -> str:
 
 
 def _failure(code: str, text: str) -> bytes:
-    """The frame with which a stream ends that could not be read on."""
+    """The last frame of a stream whose history could not be read."""
     return b"event: error\ndata: %b\n\n" % dumps({"type": "error", "id": None, "error": code, "message": text})

@@ -1,4 +1,4 @@
-"""The runs of one thread as each would stream alone, one behind the other: `threads.join_stream` of LangGraph's SDK."""
+"""The runs of one thread as each would stream alone, one after the other: `threads.join_stream` of LangGraph's SDK."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -35,7 +35,7 @@ def read_join_modes(said: Sequence[str]) -> frozenset[str]:
 
 
 class JoinWriter(ThreadWriter):
-    """Says the runs of a thread in the stream modes that each was begun with, under the numbers of the thread."""
+    """Writes the runs of a thread, each in the stream modes that it was started with, under the thread's numbers."""
 
     def __init__(
         self,

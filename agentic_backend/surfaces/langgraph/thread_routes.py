@@ -1,4 +1,4 @@
-"""A thread's stream: commands that begin its runs, and its events, over as many runs as there are."""
+"""A thread's stream: commands that start its runs, and its events, over any number of runs."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
@@ -54,13 +54,13 @@ def add_thread_streams(router: APIRouter, services: Callable[[], DoorServices], 
 
     @router.post("/threads/{thread_id}/commands", openapi_extra=BODY)
     async def command(thread_id: str, request: Request, identity: caller) -> Response:
-        """Begin a run of a thread, which is made where it is not there, or answer what a run asks."""
+        """Start a run of a thread, which is created if it does not exist, or answer what a run asks."""
         said = await read_body(request, _Command)
         return json_response(dumps(await _obeyed(services(), request, identity, thread_id, said)))
 
     @router.post("/threads/{thread_id}/stream/events", openapi_extra=BODY)
     async def events(thread_id: str, request: Request, identity: caller) -> Response:
-        """The events of a thread behind the number `since`, and those of each run that begins."""
+        """The events of a thread after the number `since`, and those of each run that begins."""
         state = services()
         wish = await read_body(request, _Subscription)
         for number, channel in enumerate(wish.channels):
@@ -74,7 +74,7 @@ def add_thread_streams(router: APIRouter, services: Callable[[], DoorServices], 
 
     @router.get("/threads/{thread_id}/stream")
     async def join(thread_id: str, request: Request, identity: caller) -> Response:
-        """The events of a thread's runs behind `Last-Event-ID`, in the stream modes of each."""
+        """The events of a thread's runs after `Last-Event-ID`, in the stream modes of each."""
         state = services()
         place = _read_place(request.headers.get("last-event-id"))
         modes = read_join_modes(request.query_params.getlist("stream_mode"))
@@ -115,14 +115,14 @@ async def _streamed(
 
 
 def _of_thread(since: int | None, session: Session) -> int | None:
-    """A number that is none of this thread's is no place."""
+    """A number that does not belong to this thread is rejected."""
     return None if since is None or rank_of(since) > session.next_rank else since
 
 
 async def _obeyed(
     services: DoorServices, request: Request, identity: Identity, thread_id: str, command: _Command
 ) -> dict[str, Any]:
-    """The answer to a command: clients read why one was refused in its body alone."""
+    """The response to a command: clients read only in its body why one was refused."""
     begin = {"run.start": _start, "input.respond": _respond}.get(command.method)
     if begin is None:
         return _refused(command, "unknown_command", f"There is no command {command.method}.")

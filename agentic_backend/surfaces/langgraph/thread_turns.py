@@ -1,4 +1,4 @@
-"""Which runs a thread's stream tells: those that its client has not got, then each that begins."""
+"""Which runs a thread's stream sends: those that its client does not have, then each that begins."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,15 +16,15 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import loads
 
 MOST_TOLD: Final = 100
-"""Exchanges of history that one stream tells: each with the state before it, which is all of the thread until then. Who
-comes from further back reads the thread's history."""
+"""Exchanges of history in one stream: each comes with the state before it, which is the whole thread until then. A
+client that is further behind reads the thread's history."""
 
 
 class ThreadTurns:
-    """The turns of a thread, behind what the writer has said. Implements `Series`.
+    """The turns of a thread, after what the writer has sent. Implements `Series`.
 
-    `since` is the number that the client gave; None: it has nothing, and gets what runs, or else, if it `looks_back`,
-    the newest exchange.
+    `since` is the number that the client gave; None: it has nothing, and gets the run in progress or, if there is none
+    and it `looks_back`, the newest exchange.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ThreadTurns:
             self._looked = True
             self._add_first(await self._not_told())
         if self._run_up_to > self._writer.next_rank:
-            # Another instance has run a turn since that was over before anybody saw it, or before one that runs now.
+            # Meanwhile another instance has run a turn that ended before anybody saw it, or before the current one.
             self._add_first(await self._behind(self._writer.next_rank))
             self._run_up_to = 0
         if not self._due:
@@ -80,14 +80,14 @@ class ThreadTurns:
         self._notice()
 
     def _add_first(self, exchange_ids: Iterable[str]) -> None:
-        """Put these before what has begun since."""
+        """Queue these before what has begun since."""
         first = list(dict.fromkeys(exchange_ids))
         self._due = deque([*first, *(one for one in self._due if one not in first)])
 
     async def _not_told(self) -> list[str]:
-        """The exchanges that the client does not have to their ends."""
+        """The exchanges that the client does not have completely."""
         registry, session, since = self._services.registry, self._session, self._since
-        self._writer.next_rank = session.next_rank  # what comes behind that is new, and whoever runs it says so
+        self._writer.next_rank = session.next_rank  # what comes after that is announced by its instance
         elsewhere = await registry.newest_elsewhere(session.id, session.user_id)
         running = [] if elsewhere is None else [elsewhere]
         running += [turn.ask.exchange_id for turn in registry.turns_of(session.id, session.user_id) if not turn.ended]
@@ -100,7 +100,7 @@ class ThreadTurns:
         return [] if newest is None else [loads(newest)["exchange_id"]]
 
     async def _since_then(self, since: int) -> list[str]:
-        """The exchanges of history with a run that the client does not have to its end."""
+        """The exchanges of history with a run that the client does not have completely."""
         rank = rank_of(since)
         return [exchange_id for exchange_id, at in await self._runs_from(rank) if at > rank or not has_end(since)]
 
@@ -108,7 +108,7 @@ class ThreadTurns:
         return [exchange_id for exchange_id, _ in await self._runs_from(rank)]
 
     async def _runs_from(self, rank: int) -> list[tuple[str, int]]:
-        """The exchanges with messages from this rank on, each with the last rank at which a run of it begins."""
+        """The exchanges with messages from this rank on, each with the rank at which its last run begins."""
         session = await self._services.store.get(self._session.id, self._session.user_id) or self._session
         count = max(1, session.next_rank - rank)
         while True:

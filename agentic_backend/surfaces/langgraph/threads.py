@@ -1,4 +1,4 @@
-"""Threads: sessions as LangGraph's clients make them, describe them by metadata, search them and copy them."""
+"""Threads: sessions that LangGraph's clients create, describe by metadata, search and copy."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -39,9 +39,9 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import dumps
 
 MAX_WITH_VALUES: Final = 100
-"""Threads of one search whose history is read: for their values, or for what they ask a person."""
+"""How many threads of one search may have their history read, for their values or for what they ask a person."""
 _MAX_VALUES_BYTES: Final = 8 * 1024 * 1024
-"""Of the threads of one search with their values, as JSON; those behind have none."""
+"""Bytes, as JSON, of the threads of one search with their values; the threads after that have none."""
 _BODY: Final = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
 _AT_A_TIME: Final = 50
 _SELECTABLE: Final = frozenset(
@@ -110,7 +110,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.post("/threads", openapi_extra=_BODY)
     async def create(request: Request, identity: caller) -> Response:
-        """Make a thread, under an id of the client's or one of ours."""
+        """Create a thread, under an id of the client's or one of ours."""
         wanted = await _read(request, _Made, refused=("ttl", "supersteps"))
         return await _shown(services(), await _make(services(), identity.uid, wanted))
 
@@ -121,7 +121,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.patch("/threads/{thread_id}", openapi_extra=_BODY)
     async def update(thread_id: str, request: Request, identity: caller) -> Response:
-        """Set keys of a thread's metadata; the others stay. Answers nothing where the client prefers that."""
+        """Set keys of a thread's metadata; the others stay. The response is empty if the client prefers that."""
         state, wanted = services(), await _read(request, _Changed, refused=("ttl",))
         session = await session_of_thread(state.store, identity.uid, thread_id)
         with state.kpi.phase("session_write"):
@@ -133,7 +133,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.delete("/threads/{thread_id}", status_code=204)
     async def delete(thread_id: str, request: Request, identity: caller) -> Response:
-        """Stop a thread's runs and delete it with all that hangs on it."""
+        """Stop a thread's runs and delete it with everything that belongs to it."""
         state = services()
         session = await session_of_thread(state.store, identity.uid, thread_id)
         if not await state.sessions.delete(session.id, identity):
@@ -143,7 +143,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.post("/threads/{thread_id}/copy")
     async def copy(thread_id: str, identity: caller) -> Response:
-        """A copy of a thread with all that was said in it, under an id of ours."""
+        """Copy a thread with everything that was said in it, under an id of ours."""
         state = services()
         session = await session_of_thread(state.store, identity.uid, thread_id)
         copy_id = str(uuid4())
@@ -159,7 +159,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
 def _add_search(router: APIRouter, services: Callable[[], DoorServices], caller: Any) -> None:
     @router.post("/threads/search", openapi_extra=_BODY)
     async def search(request: Request, identity: caller) -> Response:
-        """The caller's threads that are as described. Their values are null unless `select` names them."""
+        """The caller's threads that match. Their values are null unless `select` names them."""
         state, wanted = services(), await _read(request, _Searched, refused=("values", "extract"))
         select = None if wanted.select is None else frozenset(wanted.select)
         if select is not None and not select <= _SELECTABLE:
@@ -174,7 +174,7 @@ def _add_search(router: APIRouter, services: Callable[[], DoorServices], caller:
 
     @router.post("/threads/count", openapi_extra=_BODY)
     async def count(request: Request, identity: caller) -> Response:
-        """How many of the caller's threads are as described."""
+        """How many of the caller's threads match."""
         state, wanted = services(), await _read(request, _Counted, refused=("values",))
         with state.kpi.phase("session_list"):
             total = await state.threads.count(identity.uid, _asked(state, wanted))
@@ -182,7 +182,7 @@ def _add_search(router: APIRouter, services: Callable[[], DoorServices], caller:
 
 
 async def _read(request: Request, model: type[_Body], refused: Collection[str]) -> _Body:
-    """The body of a request; it may not ask for anything by the names `refused`. Raises Faulty."""
+    """The body of a request, without any of the fields named in `refused`. Raises Faulty."""
     said = await json_body(request)
     for name in refused:
         if said.get(name) not in (None, [], {}):
@@ -191,12 +191,12 @@ async def _read(request: Request, model: type[_Body], refused: Collection[str]) 
 
 
 def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
-    """What a search is to find. Values that follow from an agent are looked for by its id."""
+    """What a search looks for. Values that are derived from an agent are looked for by its id."""
     metadata = wanted.metadata or {}
     agents: dict[str, tuple[str, ...]] = {}
     for key, of_agent in (("graph_id", partial(graph_id_of, services)), ("assistant_id", assistant_id_of)):
         if isinstance(value := metadata.get(key), str):
-            # The agent of an old thread may be gone: its graph has its name.
+            # The agent of an old thread may be gone; its graph then has its name.
             named = (value,) if key == "graph_id" and value not in services.catalog else ()
             agents[key] = (*(one for one in services.catalog.ids() if of_agent(one) == value), *named)
     ids = None if wanted.ids is None else tuple(wanted.ids)
@@ -216,7 +216,7 @@ def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
 
 
 async def _make(services: DoorServices, user_id: str, wanted: _Made) -> Thread:
-    """The thread that a client makes, or has made. Raises Conflict where it wants another one, or the id is another
+    """The thread that a client creates, or has created. Raises Conflict if it wants a new one, or the id is another
     user's, or one of a door (`is_of_doors`) that is not there yet."""
     if wanted.thread_id is not None and not is_uuid(wanted.thread_id):
         raise Faulty("Invalid thread ID: must be a UUID", "thread_id")
@@ -256,7 +256,7 @@ def _no_thread(thread_id: str) -> NoThread:
 
 
 async def _shown(services: DoorServices, thread: Thread) -> Response:
-    """A thread with its values; with what it asks only once it has run."""
+    """A thread with its values, and with what it asks once it has run."""
     return json_response(await _with_values(services, thread, None))
 
 
@@ -304,7 +304,7 @@ async def _asks(services: DoorServices, session: Session) -> dict[str, Any]:
 
 
 def _fields(services: DoorServices, thread: Thread, rest: dict[str, Any]) -> dict[str, Any]:
-    """A thread in LangGraph's shape, but for its values."""
+    """A thread in LangGraph's shape, without its values."""
     session = thread.session
     derived = names_of_agent(services, session.agent_id) if thread.has_run and session.agent_id else {}
     return {
@@ -319,7 +319,7 @@ def _fields(services: DoorServices, thread: Thread, rest: dict[str, Any]) -> dic
 
 
 def _encoded(fields: dict[str, Any], values: bytes | None, select: frozenset[str] | None) -> bytes:
-    """A thread with its values, or those of its fields that were selected."""
+    """A thread with its values, or only the selected fields."""
     if select is not None:
         fields = {name: value for name, value in fields.items() if name in select}
         if "values" not in select:
