@@ -24,7 +24,7 @@ from backend_kit.wire import dumps
 
 PREFIX = "/v1"
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
-"""As OpenAI's documentation has it; docs/doors/openai.md says what nothing comes of."""
+"""As in OpenAI's documentation; docs/doors/openai.md says which fields have no effect."""
 
 
 def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any]) -> list[BaseRoute]:
@@ -53,7 +53,7 @@ def add_routes(services: Callable[[], DoorServices], identify: Callable[..., Any
         return await complete_chat(services(), request, identity)
 
     _add_responses(router, services, caller)
-    # Last: it takes whatever of this path the others leave.
+    # Last: it takes every request below this path that the others do not.
     return [*router.routes, Unrouted(PREFIX, router.routes)]
 
 
@@ -65,17 +65,17 @@ def _add_responses(router: APIRouter, services: Callable[[], DoorServices], call
 
     @router.get("/responses/{response_id}")
     async def retrieve(response_id: str, request: Request, identity: caller) -> Response:
-        """A response as it is now; with `stream=true` its events, those after `starting_after` alone."""
+        """A response as it is now; with `stream=true` its events, only those after `starting_after`."""
         return await retrieve_response(services(), request, identity, response_id)
 
     @router.post("/responses/{response_id}/cancel")
     async def cancel(response_id: str, request: Request, identity: caller) -> Response:
-        """Stop a response that runs."""
+        """Stop a running response."""
         return await cancel_response(services(), request, identity, response_id)
 
     @router.delete("/responses/{response_id}")
     async def delete(response_id: str, request: Request, identity: caller) -> Response:
-        """Delete a response with its conversation, where that has no other."""
+        """Delete a response with its conversation, if that has no other response."""
         return await delete_response(services(), request, identity, response_id)
 
     @router.get("/responses/{response_id}/input_items")
@@ -85,5 +85,5 @@ def _add_responses(router: APIRouter, services: Callable[[], DoorServices], call
 
 
 def _unlisted(model: str, created: int) -> dict[str, Any]:
-    """A model that may be asked for and that no list needs: an agent with the one model that it has."""
+    """A model that may be asked for but is not listed: an agent with its only model."""
     return {"id": model, "object": "model", "created": created, "owned_by": "turnwise", "name": model}

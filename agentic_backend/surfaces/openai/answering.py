@@ -1,7 +1,7 @@
-"""Answers a request with what a turn says: in one piece, or as a stream of events.
+"""Answers a request with the output of a turn: in one piece, or as a stream of events.
 
-The turn runs in its registry, and the answer follows it. A client that leaves ends it where its ask says so: clients of
-these protocols have no other way to stop an answer.
+The turn runs in its registry, and the response follows it. A client that disconnects stops the turn if its ask says so:
+clients of these protocols have no other way to stop an answer.
 """
 
 import math
@@ -30,7 +30,7 @@ class Encoder(Protocol):
         """What comes before the first event."""
 
     def encode(self, payload: Payload) -> bytes:
-        """What a client gets for an event, b"" where it gets nothing."""
+        """What a client gets for an event, b"" for nothing."""
 
 
 class EncodedStream:
@@ -40,7 +40,7 @@ class EncodedStream:
     owed = None
 
     def __init__(self, encoder: Encoder, headers: Mapping[str, str]) -> None:
-        """`headers` of the answer, beside those of every stream."""
+        """`headers` of the response, in addition to those of every stream."""
         self._encoder = encoder
         self._given = headers
         self._opened = False
@@ -76,7 +76,7 @@ class WholeAnswer(Response):
         headers: Mapping[str, str],
         encode: Callable[[Sequence[Payload]], bytes | Failure],
     ) -> None:
-        """`begin` submits the ask, `encode` makes the document of all events of its turn: those of its last run."""
+        """`begin` submits the ask, `encode` makes the document from all events of its turn's last run."""
         super().__init__()
         self._begin = begin
         self._given = headers
@@ -102,7 +102,7 @@ class WholeAnswer(Response):
 
 
 async def _last_run(following: Following) -> list[Payload]:
-    """The events of a turn, without those that it replaced when it ran again."""
+    """The events of a turn, without those that were replaced when it ran again."""
     payloads: list[Payload] = []
     async for event in following:
         if isinstance(event.payload, Restarted):
@@ -113,7 +113,7 @@ async def _last_run(following: Following) -> list[Payload]:
 
 
 def failed(failure: Failure, headers: Mapping[str, str]) -> Response:
-    """The HTTP answer to a request that gets no other."""
+    """The HTTP response to a request that failed before any other response."""
     return error_response(
         failure.status,
         error_json(failure.status, failure.message, failure.code, failure.param),

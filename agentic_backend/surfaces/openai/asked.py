@@ -1,4 +1,4 @@
-"""What a request names outside its messages: its session, its agent and model, and whether it is a front end's task."""
+"""What a request says outside its messages: its session, its agent and model, and whether it is a front end's task."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import Conversation
 
 SESSION_HEADERS: Final = ("x-turnwise-session", "x-openwebui-chat-id", "x-conversation-id")
-"""In this order; `metadata.session_id` of the body comes after them."""
+"""Tried in this order; `metadata.session_id` of the body comes after them."""
 _SESSIONS: Final = UUID("6f0f6d53-6c3e-5a0e-9d0a-4d1b8a7f2c11")
-"""The namespace of session ids. Never to be changed: each id that clients sent would name another session."""
+"""The namespace of session ids. Never change it: each id that clients sent would name another session."""
 _TEMPORARY: Final = ("x-openwebui-chat-id", "local")
-"""What Open WebUI says of a chat that its user wants nobody to keep: this, or this, a colon and the page's connection,
-which is the same for all such chats of the page."""
+"""How Open WebUI marks a temporary chat: this id, or this, a colon and the id of the page's connection, which is the
+same for all temporary chats of the page."""
 _MAX_ID_CHARS: Final = 512
 _MOST_MARKS: Final = 8
 """How many `@` a name may have before the one that ends it."""
@@ -26,10 +26,10 @@ _TASK_CONTEXT: Final = "<context>"
 
 
 def session_id_of(user_id: str, headers: Mapping[str, str], metadata: Mapping[str, Any]) -> str | None:
-    """The id of the session that a request belongs to, None where it names none: then nothing of it is kept.
+    """The id of the session that a request belongs to, None if it names none: then nothing of it is kept.
 
-    The same name is another session for each user. A temporary chat has none. Raises Refused for a name of more than
-    512 characters, or one that is no text.
+    The same name is a different session for each user. A temporary chat has none. Raises Refused for a name of more
+    than 512 characters, or one that is not a string.
     """
     for header in SESSION_HEADERS:
         name = headers.get(header, "").strip()
@@ -44,7 +44,7 @@ def session_id_of(user_id: str, headers: Mapping[str, str], metadata: Mapping[st
 
 
 def is_temporary(headers: Mapping[str, str]) -> bool:
-    """Whether a request is of a chat that its user wants nobody to keep."""
+    """Whether a request belongs to a temporary chat."""
     header, name = _TEMPORARY
     return headers.get(header, "").strip().partition(":")[0] == name
 
@@ -68,11 +68,12 @@ def _sessions_of(user_id: str) -> UUID:
 
 
 def is_task(conversation: Conversation) -> bool:
-    """Whether this is no question of a person, but what Open WebUI asks about a conversation: its title, tags,
+    """Whether this is not a person's question, but one that Open WebUI asks about a conversation: its title, tags,
     follow-ups, queries.
 
-    Such a request has one message of the user, which begins as a task and holds the conversation. Its template for
-    documents begins alike, and holds a context instead: that is a person's question, whatever the documents say.
+    Such a request has one user message, which begins like a task and contains the conversation. Its template for
+    documents begins the same way but contains a context instead: that is a person's question, whatever the documents
+    say.
     """
     text = conversation.question
     if not text.startswith(_TASK) or any(message.role != "system" for message in conversation.history):
@@ -83,7 +84,7 @@ def is_task(conversation: Conversation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The agent that a model's name names, and the model that is to answer, None for the agent's own choice."""
+    """The agent that a model name stands for, and the model that is to answer, None for the agent's own choice."""
 
     agent_id: str
     model: str | None = None
@@ -100,10 +101,10 @@ class Agents(Protocol):
 
 
 def named(model: str, agents: Agents) -> Named:
-    """What `agent` or `agent@model` names. Raises AgentNotFound with field `model`.
+    """Resolve `agent` or `agent@model`. Raises AgentNotFound with field `model`.
 
-    Names of agents and of models may have an `@` of their own: the first way to read it that fits is taken. Whether
-    the agent offers the model is found out when the turn begins.
+    Names of agents and of models may contain an `@`: the first split that fits is taken. Whether the agent offers the
+    model is checked when the turn begins.
     """
     if model in agents:
         return Named(model)
@@ -118,8 +119,8 @@ def named(model: str, agents: Agents) -> Named:
 
 
 def listed(agents: Agents, may_ask: Callable[[str], bool], created: int) -> list[dict[str, Any]]:
-    """The models that a caller may ask: each agent, and each with every model that a turn of it may choose, where there
-    is a choice. `may_ask` says whether the caller may ask the agent of an id."""
+    """The models that a caller may ask: each agent and, where there is a choice, each agent with every model that it
+    may use. `may_ask` says whether the caller may ask the agent with an id."""
     models: list[dict[str, Any]] = []
     for agent in agents.list():
         if agent["id"] not in agents or not may_ask(agent["id"]):

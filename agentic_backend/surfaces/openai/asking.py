@@ -1,4 +1,4 @@
-"""From a request in one of OpenAI's shapes to the ask of a turn: whose session, which agent, what it cannot have.
+"""From a request in one of OpenAI's shapes to the ask of a turn: which session, which agent, what is refused.
 
 Shared by chat completions and responses.
 """
@@ -37,7 +37,7 @@ _ONE_OF_THEM: Final = "Please answer with one of the choices."
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What a request of either shape asks for. `history` is what the agent sees before the question. `ignored` is what
-    nothing comes of; `turn_s` a deadline of its own. A turn that `stays` does not end with its client's connection."""
+    has no effect; `turn_s` a deadline of its own. A turn that `stays` does not end with its client's connection."""
 
     model: str
     conversation: Conversation
@@ -50,8 +50,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a wish became: the turn's begin and the headers of its answer, or `instead`, an answer in words that needs
-    no turn."""
+    """What a wish became: the call that begins its turn and the headers of the response, or `instead`, a text answer
+    that needs no turn."""
 
     begin: Callable[[], Turn]
     headers: Mapping[str, str]
@@ -61,7 +61,7 @@ class Prepared:
 async def prepare(
     services: DoorServices, request: Request, identity: Identity, wish: Wish, session_id: str | None
 ) -> Prepared:
-    """Make the ask of a wish, and open the session that it belongs to, if it is kept. Raises ServiceError."""
+    """Build the ask of a wish, and open the session that it belongs to, if it is kept. Raises ServiceError."""
     expect_page(services, request)
     ask, headers = ask_of(services, request, identity, wish, session_id)
     if session_id is None:
@@ -86,8 +86,8 @@ def ask_of(
     session_id: str | None,
     note: dict[str, Any] | None = None,
 ) -> tuple[Ask, dict[str, str]]:
-    """The ask of a wish, without a session in one of its own, and the headers of its answer. Raises MessageTooLong or
-    AgentNotFound."""
+    """The ask of a wish (without a session: in one of its own) and the headers of its response. Raises MessageTooLong
+    or AgentNotFound."""
     check_length(services, wish.conversation)
     target = target_of(services.catalog, wish.model, identity.may_ask)
     agent = services.catalog.get(target.agent_id)
@@ -99,7 +99,7 @@ def ask_of(
 
 
 async def open_session(services: DoorServices, ask: Ask) -> None:
-    """Make the session of an ask, where it is new. Raises ServiceError."""
+    """Create the session of an ask if it is new. Raises ServiceError."""
     if services.registry.session_of(ask.session_id, ask.user_id) is not None:
         return
     with services.kpi.phase("session_write"):
@@ -108,7 +108,7 @@ async def open_session(services: DoorServices, ask: Ask) -> None:
 
 
 def answer_to(waiting: OpenQuestion, ask: Ask) -> Ask | None:
-    """The ask as the answer to the question of an exchange that waits; None where its words are none."""
+    """The ask as the answer to the question of an exchange that waits; None if its text is not an answer."""
     answer = answer_of(waiting.question, ask.message)
     if answer is None:
         return None
@@ -124,18 +124,19 @@ def answer_to(waiting: OpenQuestion, ask: Ask) -> Ask | None:
 
 
 def asked_again(waiting: OpenQuestion) -> str:
-    """What is said to words that must be a choice and are none."""
+    """The reply to a text that must be one of the choices and is not."""
     return f"{_ONE_OF_THEM}\n\n{in_words(waiting.question)}"
 
 
 def expect_page(services: DoorServices, request: Request) -> None:
-    """Raise Forbidden for a page that may not call. Streams are refused for it anyway; what is no stream asks, too."""
+    """Raise Forbidden for a page that may not call. Streams are refused for it anyway; this covers all other
+    responses."""
     if services.hub.is_foreign(request):
         raise Forbidden
 
 
 async def told_task(services: DoorServices, request: Request, identity: Identity, conversation: Conversation) -> End:
-    """What the language model makes of a front end's task. Raises ServiceError: `TurnFailed`, `RateLimited`,
+    """What the language model answers to a front end's task. Raises ServiceError: `TurnFailed`, `RateLimited`,
     `Draining`, or where the request may not ask."""
     expect_page(services, request)
     check_length(services, conversation)
@@ -155,8 +156,8 @@ def check_length(services: DoorServices, conversation: Conversation) -> None:
 
 
 def target_of(catalog: Catalog, model: str, may_ask: Callable[[str], bool]) -> Named:
-    """The agent and the model that a name names. Raises AgentNotFound, also for a model that the agent does not offer,
-    and for an agent that the caller may not ask."""
+    """The agent and the model of a name. Raises AgentNotFound, also for a model that the agent does not offer, and for
+    an agent that the caller may not ask."""
     target = named(model, catalog)
     if not may_ask(target.agent_id):
         raise AgentNotFound(field="model")
@@ -195,10 +196,10 @@ def _ask(
 
 
 async def find_waiting(services: DoorServices, ask: Ask) -> OpenQuestion | None:
-    """The exchange whose question the user's message answers; None where it is a new question.
+    """The exchange whose question the user's message answers; None if the message is a new question.
 
-    It must wait with this agent, and the client must show it as the newest answer: else its user has gone on to
-    something else, or back.
+    The exchange must wait with this agent, and the client must show it as the newest answer: else its user has moved
+    on, or gone back.
     """
     history = ask.given or ()
     if not ask.message or not history or history[-1].role != "assistant":

@@ -30,13 +30,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class Completion:
-    """What every part of one completion says about it. `created` is in seconds since the epoch."""
+    """What every chunk of one completion repeats. `created` is in seconds since the epoch."""
 
     def __init__(self, completion_id: str, model: str, created: int) -> None:
         self.head: dict[str, Any] = {"id": completion_id, "created": created, "model": model}
 
     def whole(self, reasoning: str, end: End) -> bytes:
-        """The completion in one piece, of a turn that has its answer."""
+        """The whole completion of a turn that has its answer."""
         message: dict[str, Any] = {"role": "assistant", "content": end.answer, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -54,7 +54,7 @@ class Chunks:
     def __init__(self, completion: Completion, telling: Telling, *, include_usage: bool) -> None:
         """`include_usage` adds the chunk with the usage, and `usage` to all others, where it is null."""
         self.over = False
-        """Whether the answer has its end before its turn: what was sent cannot be taken back when that runs again."""
+        """Whether the answer ended before its turn: what was sent cannot be retracted when the turn runs again."""
         self._said = False
         self._telling = telling
         self._include_usage = include_usage
@@ -70,7 +70,7 @@ class Chunks:
         return b'%b{"role":"assistant","content":""%b' % (self._delta, self._close)
 
     def encode(self, payload: Payload) -> bytes:
-        """The chunks of an event; none for what this protocol has no place for."""
+        """The chunks of an event; none for what this protocol cannot express."""
         if isinstance(payload, TextDelta):
             self._said = True
             return b"%b%b%b" % (self._content, dumps(self._telling.text(payload)), self._close)
@@ -131,7 +131,7 @@ def usage(spent: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 async def complete_chat(services: DoorServices, request: Request, identity: Identity) -> Response:
-    """The answer to a chat completions request. Raises ServiceError where it cannot be answered."""
+    """The response to a chat completions request. Raises ServiceError if it cannot be answered."""
     asked = read_chat_request(await request.body())
     completion = Completion(f"chatcmpl-{uuid4().hex}", asked.model, int(time.time()))
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
@@ -151,13 +151,13 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
 
 
 def _whole(completion: Completion, page: str, payloads: Sequence[Payload]) -> bytes | Failure:
-    """The completion in one piece of a turn that has ended, or why there is none."""
+    """The whole completion of a turn that has ended, or why there is none."""
     reasoning, end = told_at_once(payloads, page)
     return end.failure or completion.whole(reasoning, end)
 
 
 def _at_once(completion: Completion, asked: ChatRequest, end: End, headers: Mapping[str, str]) -> Response:
-    """An answer that no turn gave."""
+    """An answer without a turn."""
     if not asked.stream:
         return Response(completion.whole("", end), 200, dict(headers), "application/json")
     chunks = Chunks(completion, Telling(""), include_usage=asked.include_usage)

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`: what is asked, and which of its parameters nothing comes of."""
+"""The body of `POST /v1/chat/completions`: what is asked, and which of its parameters have no effect."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,7 +39,7 @@ _TOOL_PARAMETERS: Final[dict[str, Any]] = {"tool_choice": "auto", "parallel_tool
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completions request. `ignored` are names of parameters, or of other things, that nothing comes of."""
+    """A chat completions request. `ignored` names the parameters, and other fields, that have no effect."""
 
     model: str
     conversation: Conversation
@@ -76,7 +76,7 @@ def read_chat_request(body: bytes) -> ChatRequest:
 
 
 def ignored_in(fields: reading.Object, *ignored: dict[str, Any]) -> tuple[str, ...]:
-    """The parameters of a body that ask for something and are read by nobody, of those in `ignored`."""
+    """The parameters in a body, of those in `ignored`, that ask for something."""
     neutral = {name: value for names in ignored for name, value in names.items()}
     return tuple(name for name, nothing in neutral.items() if fields.get(name) is not None and fields[name] != nothing)
 

@@ -30,22 +30,22 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What stands before a request: its items, oldest first, the calls that the newest response left to the client, and
-    the question with which that waits for a person, if it does."""
+    """What comes before a request: its items, oldest first, the calls that the newest response left to the client, and
+    the question with which that response waits for a person, if it does."""
 
     session_id: str
     items: tuple[HistoryItem, ...] = ()
     open_calls: frozenset[str] = frozenset()
     waiting: OpenQuestion | None = None
     newest: str | None = None
-    """The exchange with which it ends, None where there is none."""
+    """The exchange with which it ends, None if there is none."""
 
 
 async def before(services: DoorServices, identity: Identity, previous: str) -> Earlier:
-    """The conversation that ends with a response. It may be any of its session: who names an older one branches.
+    """The conversation that ends with a response. Naming a response that is not the session's newest creates a branch.
 
-    Raises NoResponse where there is no such response of the caller's, CannotNow where it still runs, and Refused where
-    not all of the conversation was kept.
+    Raises NoResponse if the caller has no such response, CannotNow while it runs, and Refused if parts of the
+    conversation were not kept.
     """
     name = ResponseId.read(previous)
     if name is None:
@@ -65,14 +65,14 @@ async def before(services: DoorServices, identity: Identity, previous: str) -> E
         raise NoResponse(PREVIOUS, _NOT_FOUND)
     chain = [*_chain(exchanges, name.exchange_id)]
     earlier = _earlier(name.session_id, [exchanges[one] for one in reversed(chain)], PREVIOUS)
-    # Of an exchange that waits, the response that asked has the last answer before that question.
+    # In an exchange that waits, the response that asked comes after the last answer before that question.
     answers = [one["rank"] for one in exchanges[name.exchange_id] if _is_decision(one)]
     is_newest = name.exchange_id == next(reversed(exchanges)) and name.rank == (answers[-1] if answers else None)
     return earlier if is_newest else replace(earlier, waiting=None)
 
 
 async def all_before(services: DoorServices, identity: Identity, session_id: str) -> Earlier:
-    """The conversation of a session, which may be new: what its newest exchange ends. Raises Refused as `before`."""
+    """The conversation of a session, which may be new, up to its newest exchange. Raises Refused as `before`."""
     turn = services.registry.newest(session_id, identity.uid)
     remembered = _remembered(turn) if turn is not None else None
     if remembered is not None:
@@ -84,8 +84,8 @@ async def all_before(services: DoorServices, identity: Identity, session_id: str
 
 
 def _remembered(turn: Turn) -> Earlier | None:
-    """The conversation that ends with a turn of this process, from what that was given; None where history must tell:
-    the turn was not asked for at this door, has no plain answer, or did not have all of its conversation.
+    """The conversation that ends with a turn of this process, from what the turn was given. None if history must be
+    read: the turn was not asked for at this door, has no plain answer, or did not have the whole conversation.
     """
     ask, end = turn.ask, turn.events[-1].payload if turn.ended else None
     noted = (ask.note or {}).get(NOTE)
@@ -99,7 +99,7 @@ def _remembered(turn: Turn) -> Earlier | None:
     if asked.instructions:
         given = given[1:]
     elif given and given[0].role == "system" and not can_be_noted(given[0].text):
-        return None  # instructions, which may stand in front of one request alone
+        return None  # instructions, which apply to one request only
     question = [HistoryItem("user", ask.message)] if ask.message else []
     answer = end.messages[-1]
     said = HistoryItem("assistant", _answer(answer.parts, answer.metadata), calls=_calls(answer.parts))
@@ -148,8 +148,8 @@ def _expect_bounded(size: int, field: str) -> None:
 
 
 def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]:
-    """The exchanges that lead to one, newest first: what each named as the one before it, or was in its conversation,
-    as is what another door began, where it began. Of one that named nothing the request had all that stands before it.
+    """The exchanges that lead to one, newest first. Each follows the exchange that it named or, in a conversation or at
+    another door, the one after which it began. The request of an exchange that named none had all that comes before it.
     """
     order = list(exchanges)
     ends = {messages[-1]["rank"]: id_ for id_, messages in exchanges.items()}
@@ -201,7 +201,7 @@ def _said(messages: list[Message]) -> list[HistoryItem]:
 
 
 def _answer(parts: Sequence[Part], metadata: Mapping[str, Any]) -> str:
-    """What the agent said; of a turn that failed, without the apology."""
+    """What the agent said; without the apology of a turn that failed."""
     texts = [part for part in parts if part.get("type") == "text"]
     return text_of(texts[:-1] if "error" in (metadata.get("extras") or {}) else texts)
 

@@ -1,6 +1,6 @@
 """Failures in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
 
-Their SDKs choose the exception by the HTTP status, and ask again by themselves for 408, 409, 429 and 5xx unless
+Their SDKs choose the exception by the HTTP status, and retry automatically on 408, 409, 429 and 5xx unless
 `x-should-retry` says otherwise.
 """
 
@@ -30,13 +30,13 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 _THEIR_CODES: Final = {Code.AGENT_NOT_FOUND: "model_not_found", Code.UNAUTHENTICATED: "invalid_api_key"}
-"""Codes by which their clients tell what happened. All others are those of docs/protocol.md#error-codes."""
+"""Codes that their clients know. All others are those of docs/protocol.md#error-codes."""
 CANCELLED: Final = "cancelled"
-"""The code of a turn that was stopped by somebody else than its reader."""
+"""The code of a turn that was stopped by somebody other than its reader."""
 
 
 class Refused(BadRequest):
-    """A request that has a fault: `sentence` tells its author which, without a value of theirs, and `field` where.
+    """A faulty request: `sentence` tells its author what is wrong, without quoting a value, and `field` where.
     `their_code` is its code in OpenAI's shape."""
 
     def __init__(self, sentence: str, field: str | None = None, their_code: str = Code.BAD_REQUEST.value) -> None:
@@ -46,7 +46,7 @@ class Refused(BadRequest):
 
 
 class NoResponse(ExchangeNotFound):
-    """A response that is not there, or another user's. `field` is where it was named, `their_code` is OpenAI's."""
+    """A response that does not exist or is another user's. `field` is where it was named, `their_code` is OpenAI's."""
 
     sentence: Final = "There is no such response."
 
@@ -56,7 +56,7 @@ class NoResponse(ExchangeNotFound):
 
 
 class CannotNow(Conflict):
-    """What cannot be done with a response as it is; `sentence` and `field` as in `Refused`."""
+    """A request that a response does not allow in its current state; `sentence` and `field` as in `Refused`."""
 
     def __init__(self, sentence: str, field: str, their_code: str = Code.CONFLICT.value) -> None:
         super().__init__(sentence, field=field)
@@ -87,7 +87,7 @@ def error_json(status: int, message: str, code: str, param: str | None = None) -
 
 
 def their_code(code: Code) -> str:
-    """The code by which a client knows a failure of the closed list."""
+    """The code in OpenAI's shape for a failure of the closed list."""
     return _THEIR_CODES.get(code, code.value)
 
 
@@ -99,14 +99,14 @@ def error_response(
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer to a request that failed before anything of its answer was sent."""
+    """The response to a request that failed before anything of its answer was sent."""
     should_retry = {"x-should-retry": "true" if retryable else "false"}
     given = {**(headers or {}), **should_retry, **retry_after(retry_after_s)}
     return Response(body, status, given, "application/json")
 
 
 def response_of(error: ServiceError, language: str | None = None) -> Response:
-    """The answer to a request that a `ServiceError` ended."""
+    """The response to a request that ended with a `ServiceError`."""
     status = status_of(error.code)
     message, code, headers = message_for(error.code, language), their_code(error.code), None
     if isinstance(error, Refused | NoResponse | CannotNow):
@@ -120,8 +120,8 @@ def response_of(error: ServiceError, language: str | None = None) -> Response:
 
 
 class OpenAiRoute(DirectRoute):
-    """A route whose failures have OpenAI's shape, whoever finds them: itself, the check of the caller, the limit of a
-    body."""
+    """A route whose failures have OpenAI's shape, wherever they are raised: in itself, the check of the caller, or the
+    limit of a body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, which answers where another raises."""
@@ -142,10 +142,10 @@ class OpenAiRoute(DirectRoute):
 
 
 class Unrouted(NotThere):
-    """Answers what none of the door's routes does: a path that there is not, or not with this method.
+    """Answers requests that match none of the door's routes: an unknown path, or a method that it does not have.
 
-    A slash at the end of a path that there is leads to it, as everywhere in the service. It takes any path, also one
-    with a line break, which no path of Starlette's routes has.
+    A known path with a trailing slash redirects to it, as everywhere in the service. It matches any path, also one with
+    a line break, which no path of Starlette's routes matches.
     """
 
     methods = None
@@ -157,7 +157,7 @@ class Unrouted(NotThere):
         self.app = self._respond
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether a request is for a path of the door."""
+        """Whether a request's path belongs to the door."""
         path = scope["path"]
         below = path == self._prefix or path.startswith(f"{self._prefix}/")
         if scope["type"] != "http" or not below:

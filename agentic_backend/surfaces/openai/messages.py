@@ -1,6 +1,6 @@
 """The `messages` of a request: which of them is the question, and what is the history before it.
 
-The client's list is the whole conversation: its users edit and branch, so nothing that is stored is added to it.
+The client's list is the whole conversation: its users edit and branch, so nothing from storage is added to it.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,15 +17,15 @@ MAX_NAME: Final = 256
 _UNREADABLE: Final = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "file": "file", "input_file": "file"
 }  # fmt: skip
-"""Content parts that no agent reads, each with the word for it."""
+"""Content parts that no agent reads, each with the word that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """The history, oldest first, and the newest message, at `at` in the request.
 
-    `question` is "" where the newest is the result of a client's tool: then the history ends with it. `left_out` has
-    the kinds of what was in earlier messages and no agent reads.
+    `question` is "" if the newest is the result of a client's tool: then the history ends with it. `left_out` has the
+    kinds of content in earlier messages that no agent reads.
     """
 
     history: tuple[HistoryItem, ...]
@@ -67,7 +67,7 @@ def conversation_of(messages: Sequence[HistoryItem], last_at: str, left_out: Col
 
 
 class Contents:
-    """Reads what messages say: text, whole or in parts. Keeps the words for what it left out, in `left_out`."""
+    """Reads the text of messages, whole or in parts. `left_out` collects the words for what was left out."""
 
     def __init__(self) -> None:
         self.left_out: set[str] = set()
@@ -189,9 +189,10 @@ def function_of(function: reading.Object, where: str) -> dict[str, Any]:
 
 
 def with_results(history: Sequence[HistoryItem]) -> tuple[HistoryItem, ...]:
-    """A history in which each call has its one result, directly behind the calls of its message: models refuse others.
+    """A history in which each call has exactly one result, directly after the calls of its message: models refuse
+    others.
 
-    Clients send a call without a result where their user has stopped before it, and asks something else.
+    Clients send a call without a result if their user stopped before it and asked something else.
     """
     kept: list[HistoryItem] = []
     calls: tuple[EarlierCall, ...] = ()

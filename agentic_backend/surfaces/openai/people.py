@@ -1,7 +1,7 @@
-"""A question to a person as an answer in words, and the person's next message as its reply.
+"""A question to a person as a text answer, and the person's next message as its reply.
 
-Clients of these shapes know questions and answers only. So the question is the answer of one request, and the user's
-message of the next one is what the run continues with.
+Clients of these shapes know only questions and answers. So the question is the answer to one request, and the run
+continues with the user's message of the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ def in_words(payload: Question) -> str:
 
 
 def was_asked(payload: Question, history: Sequence[HistoryItem]) -> bool:
-    """Whether a conversation's newest answer is this question: else the user has gone back, or on to something else."""
+    """Whether a conversation's newest answer is this question: else the user has gone back, or moved on."""
     return bool(history) and history[-1].role == "assistant" and in_words(payload) in history[-1].text
 
 
 def answer_of(payload: Question, reply: str) -> dict[str, Any] | None:
-    """The answer that a reply in words gives to the question, None where it must be one of the choices and is none.
+    """The answer to the question in a text reply, None if it must be one of the choices and is not.
 
     To several questions the reply answers the first one; the others are asked again.
     """

@@ -31,7 +31,7 @@ def read_object(body: bytes) -> Object:
 def _check(value: Object, *, has_nul: bool) -> None:
     """Raise Refused for what could not be stored or encoded again: NUL, too deep a nesting.
 
-    Level by level: a call for each value would hold the loop for a fifth of a second, for a body of tiny ones.
+    Works level by level: a call for each value would block the loop for a fifth of a second on a body of tiny ones.
     """
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -48,22 +48,22 @@ def _check(value: Object, *, has_nul: bool) -> None:
 
 
 def path(at: str, key: str) -> str:
-    """Where a key of the object at `at` is; `at` is "" for the body."""
+    """The path of a key in the object at `at`; `at` is "" for the body."""
     return f"{at}.{key}" if at else key
 
 
 def wrong(at: str, expected: str) -> Refused:
-    """The fault of a value that is not what it must be."""
+    """The error for a value of the wrong kind."""
     return Refused(f"{at} must be {expected}.", at, "invalid_type")
 
 
 def missing(at: str) -> Refused:
-    """The fault of a value that is not there."""
+    """The error for a missing value."""
     return Refused(f"{at} is missing.", at, "missing_required_parameter")
 
 
 def text(fields: Object, key: str, at: str = "", *, most: int | None = None) -> str:
-    """A text that must be there and not be empty, of at most `most` characters."""
+    """A required, non-empty text of at most `most` characters."""
     value = optional_text(fields, key, at, most=most)
     if value is None:
         raise missing(path(at, key))

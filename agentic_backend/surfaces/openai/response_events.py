@@ -1,8 +1,8 @@
 """A turn's events as those of a response. Pure: payloads in, numbered events out.
 
-A number says how much has been told, however the telling was cut into pieces: an event is one, and a piece of text as
-many as it has characters. So the numbers of a turn are the same whether a client keeps up with it, gets what has piled
-up at once, or is told of it from history.
+A number says how much has been sent, however it was cut into pieces: an event counts as one, and a piece of text as its
+number of characters. So the numbers of a turn are the same whether a client keeps up with it, gets what has piled up at
+once, or reads it from history.
 """
 
 from collections import deque
@@ -38,13 +38,13 @@ from agentic_backend.surfaces.openai.telling import (
 from backend_kit.wire import dumps
 
 OF_A_RERUN: Final = 1_000_000_000
-"""The first number of a turn's second run: what it says is not what the first run said. The third one begins at twice
-that, and so on."""
+"""The first number of a turn's second run, whose text is not that of the first. The third run begins at twice that, and
+so on."""
 _SERVER: Final = "turnwise"
 _NO_RANK: Final = -1
-"""Of a text that is no message of the exchange."""
+"""The rank of a text that is not a message of the exchange."""
 _UNNAMED: Final = "tool"
-"""Of a call whose beginning is not there: it waited for a person longer than the turn was remembered."""
+"""The name of a call whose beginning is missing: it waited for a person longer than the turn was kept."""
 
 
 class Event(NamedTuple):
@@ -58,7 +58,8 @@ class Event(NamedTuple):
     text: str | None = None
 
     def frame(self, after: int = -1) -> bytes:
-        """It as a Server-Sent Event for a client that has all up to the number `after`: of a text the rest."""
+        """The event as a Server-Sent Event for a client that has everything up to the number `after`: of a text, the
+        rest."""
         number, text = self.number, self.text
         if number <= after:
             return b""
@@ -84,7 +85,7 @@ _REASONS: Final = _opening("response.reasoning_summary_text.delta")
 
 
 class _Text:
-    """A message or a reasoning that is being said: the place of its item, and its text so far."""
+    """A message or a reasoning that is being streamed: the index of its item, and its text so far."""
 
     def __init__(self, index: int, item_id: str, rank: int | None, head: bytes, tail: bytes) -> None:
         self.index = index
@@ -101,14 +102,14 @@ class ResponseEvents:
     def __init__(self, resource: ResponseObject, page: str, first: int = 0) -> None:
         """`page` is the origin at which people open our page, `first` the number of the first event.
 
-        Messages before the answer to a person's question, where the response begins with one, are left out.
+        Messages before a person's answer are left out if the response begins with one.
         """
         self.response: dict[str, Any] | None = None
-        """The whole response, once the turn has its end."""
+        """The whole response, once the turn has ended."""
         self._resource = resource
         self._page = page
         self.over = False
-        """Whether its stream has its end before its turn: what was said cannot be taken back when that runs again."""
+        """Whether the stream ended before its turn: what was sent cannot be retracted when the turn runs again."""
         self._next = first
         self._started = False
         self._behind = resource.name.rank
@@ -116,7 +117,7 @@ class ResponseEvents:
         self._message: _Text | None = None
         self._reasoning: _Text | None = None
         self._late: list[list[str]] = []
-        """Reasoning in the middle of a text, by stretches: it is told after the text, where history has it."""
+        """Reasoning in the middle of a text, by stretches: it is sent after the text, which is where history has it."""
         self._late_open = False
         self._stretches = 0
         self._told_stretches = 0
@@ -124,7 +125,7 @@ class ResponseEvents:
 
     @property
     def last(self) -> int:
-        """The number of the last event; below the first one where there is none yet."""
+        """The number of the last event; below the first number if there is none yet."""
         return self._next - 1
 
     def as_it_is(self, status: Status) -> dict[str, Any]:
@@ -160,7 +161,7 @@ class ResponseEvents:
         return told
 
     def at_once(self, text: str, spent: Mapping[str, Any] | None) -> list[Event]:
-        """All events of a response that says this text, and no turn gave."""
+        """All events of a response with this text, made without a turn."""
         told: list[Event] = []
         self._start(told)
         self._say(_NO_RANK, text, told)
@@ -178,7 +179,7 @@ class ResponseEvents:
             self._append(told, kind, said)
 
     def _begin_again(self, payload: Restarted, told: list[Event]) -> None:
-        """The turn runs again. A stream that has said nothing goes on, with the numbers of that run."""
+        """The turn runs again. A stream that has sent nothing continues, with the numbers of that run."""
         if not self._started:
             return
         if self._output:
@@ -213,7 +214,7 @@ class ResponseEvents:
         self._tell(told, f"response.{kind}", response=self.response)
 
     def _asks(self, payload: Awaiting, told: list[Event]) -> ResponseEnd:
-        """A question to a person is what the response says in the end."""
+        """End the response with a question to a person as its text."""
         self._end_message(told)
         if words := in_words(payload.payload):
             self._say(_NO_RANK, words, told)
@@ -361,7 +362,7 @@ class ResponseEvents:
         self._end_reasoning(told)
         if message.channel == "thought" and (message.metadata.get("extras") or {}).get("reasoning") is True:
             self._told_stretches += 1
-            if self._told_stretches > self._stretches:  # else it was told as it came
+            if self._told_stretches > self._stretches:  # else it was streamed
                 self._stretches += 1
                 self._reason_whole(message.text, told)
             return
@@ -385,7 +386,7 @@ class ResponseEvents:
             self._reason_whole(text, told)
 
     def _call(self, part: Part, told: list[Event]) -> None:
-        """A call of the agent's own tool: in these clients' words, one on a server of ours."""
+        """A call of the agent's own tool: in this protocol, one on an MCP server of ours."""
         index = self._begin_call(str(part["name"]), told)
         self._calls.setdefault(part["call_id"], deque()).append(index)
         item_id, arguments = self._output[index]["id"], arguments_of(part)
@@ -445,7 +446,7 @@ class ResponseEvents:
 
 
 def _with_text(item: dict[str, Any], text: str) -> dict[str, Any]:
-    """An item that is being said, with its text so far."""
+    """An item that is being streamed, with its text so far."""
     if item["type"] == "reasoning":
         return {**item, "summary": [{"type": "summary_text", "text": text}]}
     return {**item, "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]}

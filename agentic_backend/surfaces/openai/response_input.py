@@ -9,7 +9,7 @@ from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import MAX_MESSAGES, MAX_NAME, Contents, Conversation, conversation_of
 
 _OURS: Final = frozenset({"reasoning", "mcp_call"})
-"""What our own responses have beside messages and calls: clients send it back, and no agent reads it."""
+"""Items of our own responses other than messages and calls: clients send them back, and no agent reads them."""
 _OTHERS: Final = frozenset(
     {
         "apply_patch_call",
@@ -34,13 +34,13 @@ _OTHERS: Final = frozenset(
         "web_search_call",
     }
 )
-"""What only other servers make; a conversation may have it from one of them."""
+"""Items that only other servers produce; a conversation may contain some from one of them."""
 
 
 def read_input(given: Any, open_calls: Collection[str] = (), at: str = "input") -> Conversation:
     """The conversation in an input. Raises Refused, naming the item and its field.
 
-    `open_calls` are the ids of calls that an earlier response left to the client: results may be theirs.
+    `open_calls` are the ids of calls that an earlier response left to the client: results may belong to them.
     """
     if isinstance(given, str):
         if not given.strip():

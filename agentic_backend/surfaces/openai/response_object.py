@@ -12,7 +12,7 @@ from backend_kit.wire import dumps
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 NOTE: Final = "response"
-"""The name of what this door notes with a question."""
+"""The key of this door's note in a question."""
 _NOTE_BYTES: Final = 64 * 1024
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIX: Final = "resp_"
@@ -26,8 +26,8 @@ class ResponseId:
     to be remembered between two requests. Whoever asks for it is asked about as its session's owner: an id opens
     nothing by itself.
 
-    Where an agent asked a person, the exchange is one response, and what it says after each answer another one: that
-    has the `rank` of the answer.
+    If an agent asked a person, the exchange is one response up to that question, and one more after each answer: that
+    one has the `rank` of the answer.
     """
 
     session_id: str
@@ -39,7 +39,7 @@ class ResponseId:
 
     @property
     def key(self) -> str:
-        """What the ids of its items have in common: no other response of the user's has it."""
+        """The common part of its items' ids, unique among the user's responses."""
         return f"{UUID(self.exchange_id).hex}{self._suffix}"
 
     @property
@@ -48,7 +48,7 @@ class ResponseId:
 
     @classmethod
     def read(cls, text: str) -> "ResponseId | None":
-        """The id in a text, None for one that this door has never made."""
+        """Parse an id; None for one that this door did not make."""
         name, sign, rank = text.removeprefix(_PREFIX).partition("_")
         if not text.startswith(_PREFIX) or len(name) != 2 * _HEX or not (name.isascii() and name.isalnum()):
             return None
@@ -63,13 +63,13 @@ class ResponseId:
 
 
 def can_be_noted(said: Any) -> bool:
-    """Whether a part of a request is small enough to be kept beside its question."""
+    """Whether a part of a request is small enough to be stored with its question."""
     return len(dumps(said)) <= _NOTE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a response was asked with, as it is noted with its question (`note`).
+    """The parameters of a response's request, as stored with its question (`note`).
 
     `created_at` is in seconds since the epoch. `after` is the newest exchange of the `conversation` that the request
     has read, None where that was new. `before` is what the request had before its question, beside the
@@ -90,7 +90,8 @@ class Requested:
     answers: str | None = None
 
     def note(self) -> dict[str, Any]:
-        """It as JSON, but for instructions of more than 64 KiB, and for as much before the question."""
+        """The note as JSON, without instructions of more than 64 KiB, and without items before the question that exceed
+        that."""
         told: dict[str, Any] = {"model": self.model, "created_at": self.created_at}
         named = {"previous": self.previous, "conversation": self.conversation, "after": self.after}
         named |= {"answers": self.answers}
@@ -106,7 +107,7 @@ class Requested:
 
     @classmethod
     def noted(cls, note: Mapping[str, Any]) -> "Requested":
-        """The reverse of `note`, from what it has under its name."""
+        """The reverse of `note`, from the value under its key."""
         before = note.get("before", ())
         return cls(
             model=note["model"],
@@ -123,7 +124,7 @@ class Requested:
 
 
 class ResponseObject:
-    """The resource: everything of it that stays the same while its turn runs."""
+    """The resource: everything that stays the same while its turn runs."""
 
     def __init__(self, name: ResponseId, asked: Requested) -> None:
         self.name = name
@@ -151,13 +152,13 @@ class ResponseObject:
         }
 
     def as_it_is(self, status: Status, output: Sequence[Any]) -> dict[str, Any]:
-        """The response of a turn that has no end yet."""
+        """The response of a turn that has not ended yet."""
         return {**self._head, "status": status, "error": None, "incomplete_details": None, "output": output} | {
             "usage": None
         }
 
     def ended(self, output: Sequence[Any], end: "ResponseEnd") -> dict[str, Any]:
-        """The response of a turn that has its end."""
+        """The response of a turn that has ended."""
         failure, reason = end.failure, _INCOMPLETE.get(end.reason)
         return {
             **self._head,

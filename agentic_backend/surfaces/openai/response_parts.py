@@ -1,7 +1,7 @@
 """Where a response is: in which turn, among which of its events, and which numbers its events have.
 
-An exchange is one response, and where its agent asked a person, one more for each answer. It is looked for among the
-turns of this process, then in history.
+An exchange is one response, plus one for each answer of a person whom its agent asked. It is looked for among the turns
+of this process, then in history.
 """
 
 import time
@@ -28,7 +28,7 @@ from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 
 AT: Final = "response_id"
-"""Where a request names the response that it is about."""
+"""The field in which a request names its response."""
 STARTING_AFTER: Final = "starting_after"
 
 
@@ -36,7 +36,7 @@ STARTING_AFTER: Final = "starting_after"
 class Part:
     """A response in its turn, which ends with it or still runs: from the event at the index `place` on.
 
-    `first` is the number of its first event, None where the numbers are not those that its clients had while it ran.
+    `first` is the number of its first event, None if the numbers are not those that clients saw while it ran.
     """
 
     name: ResponseId
@@ -50,7 +50,7 @@ class Part:
         return ResponseEvents(ResponseObject(self.name, self.requested), page, self.first or 0)
 
     def as_it_is(self, page: str) -> dict[str, Any]:
-        """The response as far as its turn is."""
+        """The response so far."""
         events, waits = self.events(page), True
         for place, payload in whole_events(self.turn):
             if place >= self.place:
@@ -60,8 +60,8 @@ class Part:
         return events.as_it_is(status)
 
     def behind(self, after: int, page: str) -> tuple[int, ResponseEvents]:
-        """Where to go on for a client that has all events up to this number: the index of the first event that says
-        something else, and the events that have been taken up to there. Raises CannotNow where that is not known."""
+        """Where to continue for a client that has all events up to this number: the index of the first event with
+        something new, and the events taken up to there. Raises CannotNow if that is not known."""
         first = self.first
         if first is None or after < first:
             raise _renumbered()
@@ -84,8 +84,8 @@ def _renumbered() -> CannotNow:
 
 
 async def find_part(services: DoorServices, identity: Identity, response_id: str, field: str = AT) -> Part:
-    """The caller's response of an id. Raises NoResponse where there is none, or it is another user's or of an agent
-    that the caller may not ask; and what reading history may raise."""
+    """The caller's response with an id. Raises NoResponse if there is none, or it is another user's or of an agent that
+    the caller may not ask, and whatever reading history may raise."""
     name = ResponseId.read(response_id)
     if name is None:
         raise NoResponse(field)
@@ -101,7 +101,7 @@ async def find_part(services: DoorServices, identity: Identity, response_id: str
 
 
 async def _told(services: DoorServices, user_id: str, name: ResponseId, field: str) -> Turn:
-    """The exchange as history has it, as a turn that has ended."""
+    """The exchange from history, as a turn that has ended."""
     with services.kpi.phase("history_get"):
         session = await services.store.get(name.session_id, user_id)
         encoded = await services.store.exchange(name.session_id, user_id, name.exchange_id)
@@ -115,7 +115,7 @@ async def _told(services: DoorServices, user_id: str, name: ResponseId, field: s
 
 
 def part_of(turn: Turn, name: ResponseId, *, told: bool = False) -> Part | None:
-    """The response in a turn, None where the turn does not have it. `told` is what was read from history."""
+    """The response in a turn, None if the turn does not have it. `told` says that the turn was read from history."""
     begun = _begin(turn, name.rank)
     if begun is None:
         return None
@@ -125,14 +125,14 @@ def part_of(turn: Turn, name: ResponseId, *, told: bool = False) -> Part | None:
     if end is None and not answered:
         return Part(name, asked, turn, place, _first_of(turn))
     if end is None or end < len(turn.events):
-        # The exchange has gone on: this response alone, as a turn that has ended with it.
+        # The exchange continued after it: only this response, as a turn that ended with it.
         first = None if told or turn.restarted else 0
         return Part(name, asked, _cut(turn, place, end, answered), 0, first)
     return Part(name, asked, turn, place, _first_number(turn, place, told=told))
 
 
 def _begin(turn: Turn, rank: int | None) -> tuple[int, ChatMessage | None] | None:
-    """Where the response begins, and the user's message with which it does, if that has been published."""
+    """Where the response begins, and the user's message at its beginning, if that has been published."""
     messages = [(place, payload.message) for place, payload in whole_events(turn) if isinstance(payload, Whole)]
     if rank is None:
         if not messages:
@@ -148,8 +148,8 @@ def _begin(turn: Turn, rank: int | None) -> tuple[int, ChatMessage | None] | Non
 
 
 def _end(turn: Turn, start: int) -> tuple[int | None, bool]:
-    """The index behind the last event of the response, None where it has none yet; and whether, instead, another
-    answer of a person follows, as in history: then its index is that of the answer."""
+    """The index after the last event of the response, None if it has not ended, and whether it ends at another answer
+    of a person, as in history: then the index is that of the answer."""
     for place, payload in whole_events(turn):
         if place > start and isinstance(payload, Whole) and _is_decision(payload.message):
             return place, True
@@ -164,7 +164,7 @@ def _cut(turn: Turn, place: int, end: int | None, answered: bool) -> Turn:
     for at in range(place, len(events) if end is None else end):
         alone.publish(events[at].payload)
     if answered and end is not None:
-        # History has the answer in place of the question.
+        # In history the answer replaces the question.
         payload = events[end].payload
         own = _noted(payload.message.metadata) if isinstance(payload, Whole) else None
         asked = {"question": own.answers} if own is not None and own.answers else {}
@@ -173,10 +173,10 @@ def _cut(turn: Turn, place: int, end: int | None, answered: bool) -> Turn:
 
 
 def _first_number(turn: Turn, place: int, *, told: bool) -> int | None:
-    """The number of the first event of a response that has its end, and that ended its turn.
+    """The number of the first event of a response that has ended, together with its turn.
 
-    History has the text and the steps, so their numbers are what they were. It has a model's reasoning only where that
-    is kept, and of a run that was cut off nothing.
+    History has the text and the steps, so their numbers are unchanged. It has a model's reasoning only if that is kept,
+    and nothing of a run that was cut off.
     """
     end = turn.events[-1].payload
     messages = () if isinstance(end, Awaiting) else getattr(end, "messages", ())
@@ -193,7 +193,7 @@ def _first_number(turn: Turn, place: int, *, told: bool) -> int | None:
 
 
 def _first_of(turn: Turn) -> int:
-    """The number of the first event of a response that has no end yet."""
+    """The number of the first event of a response that has not ended yet."""
     return OF_A_RERUN * max(1, turn.runs_before) if turn.restarted else 0
 
 
@@ -207,7 +207,7 @@ def _keeps_reasoning(turn: Turn, start: int) -> bool:
 
 
 def _asked(turn: Turn, said: ChatMessage | None) -> Requested:
-    """What the response was asked with; of an exchange that another door began, as much as is known."""
+    """The parameters of the response's request; for an exchange that another door began, as far as they are known."""
     own = _noted({"extras": {"note": turn.ask.note}} if said is None else said.metadata)
     if own is not None:
         return own
@@ -221,7 +221,7 @@ def _noted(metadata: Mapping[str, Any]) -> Requested | None:
 
 
 def is_waiting(payload: Payload) -> bool:
-    """Whether an event says that the turn waits for its place."""
+    """Whether an event says that the turn is queued."""
     return isinstance(payload, Accepted) and payload.queue_position is not None
 
 

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`: what is asked, and which of its parameters nothing comes of."""
+"""The body of `POST /v1/responses`: what is asked, and which of its parameters have no effect."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,7 +8,7 @@ from agentic_backend.surfaces.openai.chat_request import MAX_MODEL_CHARS, MAX_TO
 from agentic_backend.surfaces.openai.errors import Refused
 from agentic_backend.surfaces.openai.messages import distinct, function_of
 
-# An agent has its own model settings, which its author chose. Each with the value that asks for nothing.
+# An agent has its own model settings, which its author chose. Each with the value that is the default.
 IGNORED: Final[dict[str, Any]] = {
     "temperature": 1,
     "top_p": 1,
@@ -20,7 +20,7 @@ IGNORED: Final[dict[str, Any]] = {
     "context_management": [],
     "moderation": None,
 }
-"""Parameters that are read by nobody: the header names those that ask for something."""
+"""Parameters that are ignored: the header names those that ask for something."""
 _TOOL_PARAMETERS: Final[dict[str, Any]] = {"tool_choice": "auto", "parallel_tool_calls": True}
 _MAX_METADATA: Final = 16
 _MAX_KEY: Final = 64
@@ -32,7 +32,7 @@ _MAX_ID: Final = 256
 class ResponseRequest:
     """A request for a response. `input` is as it was sent: what it may refer to is known once `previous` is read.
 
-    `ignored` are names of parameters that nothing comes of.
+    `ignored` names the parameters that have no effect.
     """
 
     model: str
@@ -80,7 +80,7 @@ def read_response_request(body: bytes) -> ResponseRequest:
 
 
 def _refuse_what_would_be_another_answer(fields: reading.Object) -> None:
-    """Raise Refused for what a client cannot do without: other answers would be taken for what was asked for."""
+    """Raise Refused for parameters that a client relies on: a different answer would be taken for the one asked for."""
     form = reading.optional_object(reading.optional_object(fields, "text"), "format", "text")
     if form.get("type", "text") != "text":
         raise Refused("text.format.type must be text: agents answer in text.", "text.format.type", "invalid_value")
@@ -89,7 +89,7 @@ def _refuse_what_would_be_another_answer(fields: reading.Object) -> None:
 
 
 def _inside(fields: reading.Object) -> list[str]:
-    """Parts of parameters that nothing comes of. Summaries of reasoning are always sent."""
+    """Parts of parameters that have no effect. Summaries of reasoning are always sent."""
     effort = reading.optional_object(fields, "reasoning").get("effort")
     verbosity = reading.optional_object(fields, "text").get("verbosity")
     named = (("reasoning.effort", effort), ("text.verbosity", verbosity))

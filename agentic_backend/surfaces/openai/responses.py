@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers that are kept, asked for again, and run on without their client."""
+"""`/v1/responses`: answers that are stored, can be fetched again, and continue without their client."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _NOTHING: Final = {"input_tokens": 0, "output_tokens": 0}
 _PLACE_S: Final = 1.0
-"""How long a request in the background waits for its place, so that a refusal is its answer."""
+"""How long a background request waits for its slot, so that a refusal can be its response."""
 _MOST_DIGITS: Final = 15
 
 
@@ -64,12 +64,12 @@ class _Begun:
     headers: Mapping[str, str]
 
     def submit(self, services: DoorServices) -> Turn:
-        """Begin its turn."""
+        """Start its turn."""
         return (services.registry if self.kept else services.unkept).submit(self.ask)
 
 
 async def create_response(services: DoorServices, request: Request, identity: Identity) -> Response:
-    """The answer to `POST /v1/responses`. Raises ServiceError where it cannot be answered."""
+    """The response to `POST /v1/responses`. Raises ServiceError if it cannot be answered."""
     expect_page(services, request)
     wanted = _unless_temporary(read_response_request(await request.body()), request)
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
@@ -103,7 +103,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
         headers[EXCHANGE_HEADER] = waiting.exchange_id
         resumed = answer_to(waiting, ask)
         if resumed is None:
-            # It is the response that asked, so that it can be answered.
+            # It counts as the response that asked, so that it can be answered.
             asking = ResponseId.read(wanted.previous) if wanted.previous is not None else None
             asking = asking or ResponseId(session_id, waiting.exchange_id)
             words = asked_again(waiting)
@@ -119,7 +119,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
 
 
 def _unless_temporary(wanted: ResponseRequest, request: Request) -> ResponseRequest:
-    """The request, which keeps nothing where its front end says so. Raises Refused for one in the background."""
+    """The request; it keeps nothing if its front end says so. Raises Refused for such a request in the background."""
     if not is_temporary(request.headers):
         return wanted
     if wanted.background:
@@ -138,7 +138,8 @@ async def _earlier(services: DoorServices, identity: Identity, wanted: ResponseR
 
 
 def _session_id(request: Request, identity: Identity, wanted: ResponseRequest, earlier: Earlier | None) -> str | None:
-    """The session of the response: that of the conversation before it, one that the request names, or a new one."""
+    """The session of the response: that of the conversation that it continues, one that the request names, or a new
+    one."""
     if not wanted.store:
         return None
     if earlier is not None:
@@ -147,7 +148,7 @@ def _session_id(request: Request, identity: Identity, wanted: ResponseRequest, e
 
 
 def _asked(wanted: ResponseRequest, history: Sequence[HistoryItem], earlier: Earlier | None) -> Requested:
-    # Results of the client's tools are what the question's message has.
+    # Results of the client's tools are in the question's message.
     items = list(history)
     if items and items[-1].role == "tool":
         while items and items[-1].role == "tool":
@@ -214,7 +215,7 @@ def _whole(events: ResponseEvents, payloads: Sequence[Payload]) -> bytes | Failu
 
 
 async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Response:
-    """The response as it is once its turn has its place, or has waited for one for a while."""
+    """The response once its turn has a slot, or has waited a while for one."""
     turn = begun.submit(services)
     with Following(turn) as following, contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PLACE_S):
@@ -229,7 +230,7 @@ async def _in_background(services: DoorServices, begun: _Begun, page: str) -> Re
 
 
 def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mapping[str, str]) -> Response:
-    """An answer that no turn gave."""
+    """An answer without a turn."""
     events = ResponseEvents(ResponseObject(name, _asked(wanted, (), None)), "")
     told = events.at_once(end.answer, end.spent)
     if not wanted.stream:
@@ -239,8 +240,8 @@ def _at_once(wanted: ResponseRequest, name: ResponseId, end: End, headers: Mappi
 
 
 async def retrieve_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on.
-    Raises ServiceError where there is none, or where the number is not known any more."""
+    """Handles `GET /v1/responses/{id}`: the response as it is, or the stream of its events from a number on. Raises
+    ServiceError where there is none, or where the number is not known any more."""
     query = request.query_params
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
     streams = query.get("stream", "").lower() in ("true", "1")
@@ -267,7 +268,7 @@ def _starting_after(given: str | None) -> int | None:
 
 
 async def cancel_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `POST /v1/responses/{id}/cancel`: the response as it is then. One that has ended stays as it is."""
+    """Handles `POST /v1/responses/{id}/cancel`: the response after that. One that has ended stays as it is."""
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
     part = await _found(services, request, identity, response_id)
     await stop_turn(part.turn)
@@ -275,12 +276,13 @@ async def cancel_response(services: DoorServices, request: Request, identity: Id
 
 
 async def delete_response(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `DELETE /v1/responses/{id}`: its session goes with it. Raises CannotNow where that has others."""
+    """Handles `DELETE /v1/responses/{id}`: its session is deleted with it. Raises CannotNow if that has other
+    responses."""
     part = await _found(services, request, identity, response_id)
     name, ran = part.name, not part.turn.ended
     await stop_turn(part.turn)
     others = await services.store.exchange_ids(name.session_id, identity.uid, 2) - {name.exchange_id}
-    # One that has just ended leaves its place a moment later.
+    # A turn that has just ended frees its slot a moment later.
     if others or (not ran and services.registry.knows(name.session_id, identity.uid, 0.0)):
         sentence = (
             "Its conversation has other responses, which build on it. "
@@ -292,8 +294,8 @@ async def delete_response(services: DoorServices, request: Request, identity: Id
 
 
 async def input_items(services: DoorServices, request: Request, identity: Identity, response_id: str) -> Response:
-    """The answer to `GET /v1/responses/{id}/input_items`: what the request had, without what it referred to.
-    Raises Refused for an unknown `order`, and where there is no such response."""
+    """Handles `GET /v1/responses/{id}/input_items`: what the request had, without what it referred to. Raises Refused
+    for an unknown `order`, and where there is no such response."""
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise Refused("order must be asc or desc.", "order", "invalid_value")

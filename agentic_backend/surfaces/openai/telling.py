@@ -1,5 +1,5 @@
-"""What a turn's events say to clients that know text, reasoning, citations, tool calls and an end: shared by the shapes
-of OpenAI. No encoding here.
+"""A turn's events for clients that know text, reasoning, citations, tool calls and an end: shared by OpenAI's shapes.
+No encoding here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ _SHOWN_CHARS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no whole answer: as HTTP and OpenAI's errors say it. `retry_after_s` is None where nobody knows."""
+    """Why there is no complete answer, in terms of HTTP and OpenAI's errors. `retry_after_s` is None if unknown."""
 
     status: int
     code: str
@@ -54,7 +54,8 @@ class Failure:
 BROKEN_OFF: Final = Failure(
     status_of(Code.DRAINING), their_code(Code.DRAINING), message_for(Code.DRAINING), retryable=True
 )
-"""The end of a stream that had said something when its turn began to run again: nothing of that run goes behind it."""
+"""The end of a stream that had sent something when its turn began to run again: nothing of the new run can follow
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class End:
 class Telling:
     """Follows one turn in the order of its events: text is given as it comes, and cannot be taken back.
 
-    What turns out to have been said before a step stays in front of the answer, with an empty line between them.
+    Text that turns out to precede a step stays in front of the answer, with an empty line between them.
     """
 
     def __init__(self, page: str) -> None:
@@ -105,7 +106,7 @@ class Telling:
         return gap + text
 
     def step(self, message: ChatMessage) -> str:
-        """A message beside the answer, as reasoning; "" where there is nothing to say, or it was said as text."""
+        """A message besides the answer, as reasoning; "" if there is nothing to say, or it was sent as text."""
         if message.channel == "thought" and message.rank == self._rank:
             return ""
         words = step_in_words(message)
@@ -158,7 +159,7 @@ def spent_in(end: Terminal) -> dict[str, Any] | None:
 
 
 def failure_of(payload: Cancelled | Failed) -> Failure:
-    """Why a turn has no whole answer. One that was stopped by somebody else is not to be asked again by itself."""
+    """Why a turn has no complete answer. Clients must not retry automatically if somebody else stopped it."""
     if isinstance(payload, Cancelled):
         return Failure(409, CANCELLED, _STOPPED)
     code = payload.code
@@ -169,7 +170,7 @@ def failure_of(payload: Cancelled | Failed) -> Failure:
 def told_at_once(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
     """The reasoning and the end of a turn that has ended, for an answer in one piece.
 
-    What was said before a step was not the answer: here it is part of the reasoning.
+    Text before a step was not the answer: here it is part of the reasoning.
     """
     telling = Telling(page)
     reasoning: list[str] = []
@@ -186,10 +187,10 @@ def told_at_once(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
 
 
 def citations_of(parts: Sequence[Part], text: str, page: str, offset: int = 0) -> list[Citation]:
-    """One for each source that an answer cites, in their order.
+    """One for each source that an answer cites, in order.
 
     `page` is the origin at which people open the page, `offset` how many characters were sent before the text. A source
-    whose mark is not found in the text stands at its end.
+    whose mark is not found in the text is placed at its end.
     """
     links = [part for part in parts if part.get("type") == "link" and part.get("kind") == "citation"]
     if not links:
@@ -220,7 +221,7 @@ def step_in_words(message: ChatMessage) -> str:
     """A tool call, its result, or another message beside the answer, for clients that show reasoning and know no other
     place for it; "" for what says nothing here.
 
-    A question is the client's own, and kept reasoning was streamed as it came.
+    A question is the client's own, and kept reasoning was streamed already.
     """
     if message.role == "user":
         return ""
