@@ -74,8 +74,8 @@ class GraphOutput:
 
 @dataclass(frozen=True, slots=True)
 class Speaks:
-    """The text that follows is that of a message of a hosted graph: the message's id there, and the node and the step
-    in which it is said. Again with another id, where the message has one only now."""
+    """The text that follows belongs to a message of a hosted graph: the message's id there, and the node and step that
+    it comes from. Sent again with another id if the message gets its id only later."""
 
     message_id: str
     node: str = ""

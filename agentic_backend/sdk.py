@@ -1,4 +1,5 @@
-"""All that an agent of one's own imports of the service (docs/agents.md). What is not here may change at any time."""
+"""Everything that a custom agent may import from the service (docs/agents.md). What is not here may change at any
+time."""
 
 from agentic_backend.agent import AgentAnswer, AgentKit, AgentRun, AgentState, AgentUnusable, HistoryItem
 from agentic_backend.agent.answering import answer_or_calls, conversation, stream_answer

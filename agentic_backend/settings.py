@@ -1050,10 +1050,11 @@ class TracingSettings(Section):
     slow_ms: Annotated[float, Field(ge=0)] = 0
     """Milliseconds from which on a turn becomes a trace whatever the sampler says; 0 = none for its length."""
     content: bool = False
-    """Whether the question and the answer are in the trace: what people write and read, in the hands of whoever reads
-    traces."""
+    """Whether the question and the answer are in the trace: everyone who reads traces then sees what people write and
+    read."""
     user_id: Literal["hashed", "plain", "none"] = "hashed"
-    """How users are named: by a hash of their id, which whoever knows the id can compute, by the id itself, or not."""
+    """How users are named: by a hash of their id, which anyone who knows the id can compute, by the id itself, or not
+    at all."""
     max_queue_size: _Whole = 2048
     """Spans that wait to be sent; those of further turns are dropped and counted. A turn has about a dozen."""
     max_export_batch_size: _Whole = 512

@@ -1,4 +1,5 @@
-"""What the agentic service looks at, in the order in which it is told; here the checks of the servers that it calls."""
+"""What the agentic service checks, in the order in which it is reported; here the checks of the servers that it
+calls."""
 
 from importlib.metadata import version
 

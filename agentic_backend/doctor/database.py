@@ -35,7 +35,7 @@ def most_connections(settings: AgenticSettings) -> int:
 def most_descriptors(settings: AgenticSettings) -> int:
     """Files that one process must be able to open, so that its limits for sockets and turns are what bounds it."""
     limits, bounds = settings.limits, settings.connections
-    # Where nothing else is said, connections of clients have half of the descriptors: connections.max_open.
+    # By default, connections of clients may take half of the descriptors: connections.max_open.
     clients = limits.max_sockets if bounds.max_open else 2 * min(limits.max_sockets, _OPEN_MOST)
     return max(clients, bounds.max_open + limits.max_turns) + most_connections(settings) + _FILES_BESIDE
 

@@ -63,7 +63,7 @@ async def _reach(row: InstanceRow, base: str) -> Reached:
 
 
 def _version_in(reply: HttpReply) -> str:
-    """The version that an instance tells; empty for one from before it told any."""
+    """The version that an instance reports; empty for one that is too old to report any."""
     try:
         said = loads(reply.body)
     except InvalidJson:

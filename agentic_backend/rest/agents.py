@@ -253,7 +253,7 @@ def add_pace(
 
     @router.get("/agents/{agent_id}/pace")
     async def agent_pace(agent_id: _AgentId, identity: caller) -> AgentPace:
-        """How long turns of an agent took in the last day, by the median: for whoever may ask it."""
+        """The median time that turns of an agent took in the last day, for everybody who may ask it."""
         return await _pace(services(), windows(), identity, agent_id)
 
 

@@ -41,8 +41,8 @@ Parts = AsyncIterator[AnswerPart]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What all such answers share. `send_s` is how many seconds a client may take for 256 KiB; `limit_hit` is told of
-    those that take longer."""
+    """What all such answers share. `send_s` is how many seconds a client may take for 256 KiB; `limit_hit` is called
+    for those that take longer."""
 
     kpi: Kpi
     send_s: float

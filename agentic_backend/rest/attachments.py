@@ -76,7 +76,7 @@ class IngestedDocuments(Protocol):
         """Have a file read and indexed for its session. Raises `UploadProcessingFailed`."""
 
     async def redraw(self, file: IO[bytes], name: str, caller: Caller) -> Redrawn:
-        """Have an image drawn anew, without keeping it. Raises `UploadProcessingFailed`."""
+        """Have an image re-encoded, without keeping it. Raises `UploadProcessingFailed`."""
 
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
         """Delete one document; it is no failure if it does not exist."""

@@ -25,7 +25,7 @@ class Compressor(Protocol):
 
 
 Compressors = Mapping[Encoding, Callable[[int], Compressor]]
-"""Makes a compressor for a body of so many bytes, -1 where that is not known."""
+"""Makes a compressor for a body of that many bytes, -1 if the size is not known."""
 
 MIN_BYTES: Final = 1024
 """A smaller body fits into one packet with its head: compressing it saves nothing."""

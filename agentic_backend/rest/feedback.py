@@ -45,7 +45,7 @@ def add_feedback(router: APIRouter, store: Callable[[], FeedbackStore], caller: 
 
     @router.post("/chatbot/feedback", status_code=204)
     async def give_feedback(body: GiveFeedback, identity: caller) -> None:
-        """Rate a message of one's own; a second rating takes the place of the first."""
+        """Rate a message of one of the caller's conversations; a second rating replaces the first."""
         feedback = Feedback(
             id=secrets.token_urlsafe(8),
             session_id=body.session_id,

@@ -13,10 +13,10 @@ from agentic_backend.session.attachments import Attachment, AttachmentStore
 
 _PART_BYTES: Final = 256 * 1024
 _HEADERS: Final = {
-    # Its bytes never change. Others' browsers must not find it: only whoever asks with the owner's token may.
+    # Its bytes never change. Only requests with the owner's token may see it, so no shared cache may keep it.
     "Cache-Control": "private, max-age=31536000, immutable",
     "Content-Disposition": "inline",
-    # Opened by itself it is a document of our origin, whatever its bytes are.
+    # Opened directly, it is a document of our origin, whatever its bytes are.
     "Content-Security-Policy": "default-src 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
 }

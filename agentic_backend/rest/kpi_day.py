@@ -13,8 +13,8 @@ _NOW_S: Final = 60.0
 
 
 def told_of_day(windows: Windows, window_s: float) -> dict[str, Any]:
-    """The last `window_s`, whole, by agent and model, and in steps; the levels and the verdict of now. From any
-    thread: some milliseconds for a day, since steps that have ended are told once."""
+    """The last `window_s`, whole, by agent and model, and in steps; the levels and the verdict of now. From any thread:
+    some milliseconds for a day, since steps that have ended are computed once."""
     day = windows.day
     steps = day.steps(window_s)
     whole = joined(steps)

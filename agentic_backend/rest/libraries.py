@@ -45,7 +45,7 @@ _TOLD: Final = frozenset(
         Code.TOO_LARGE,
     }
 )
-"""What knowledge flow refuses is told with its own code; any other failure of it is `kf_unavailable`."""
+"""A refusal by knowledge flow is passed on with its own code; any other failure of it is `kf_unavailable`."""
 
 Kind = Literal["json", "upload", "lines", "file"]
 _NDJSON: Final = "application/x-ndjson"

@@ -1,4 +1,5 @@
-"""REST of links by which others read a conversation: made, listed and revoked by its owner, read by whoever has one."""
+"""REST routes of links by which others read a conversation: created, listed and revoked by its owner, read by anyone
+who has one."""
 
 import secrets
 from collections.abc import Callable, Sequence

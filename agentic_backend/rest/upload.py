@@ -19,7 +19,7 @@ _FLUSH_BYTES: Final = 1024 * 1024
 _MAX_ID_CHARS: Final = 64
 
 Admit = Callable[[str, str], Awaitable[None]]
-"""Is told the session's id and the file's name, as sent, before the file is stored; raises where it may not be."""
+"""Called with the session's id and the file's name, as sent, before the file is stored; raises if it may not be."""
 
 
 @dataclass(frozen=True, slots=True)

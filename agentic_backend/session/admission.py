@@ -174,7 +174,7 @@ class Admission:
             if entered:
                 self._user(user_id).running += 1
             elif turns is not None:
-                turns.note(user_id)  # it may have been told, and is cancelled
+                turns.note(user_id)  # the count may have been reported, and this ask is cancelled
 
     def enter_user(self, user_id: str) -> None:
         """Count one more turn of the user in progress, whatever their limit is."""

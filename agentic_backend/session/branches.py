@@ -17,7 +17,7 @@ AFTER_RANK: Final = "after_rank"
 REGENERATES: Final = "regenerates"
 SUPERSEDED_BY: Final = "superseded_by"
 BEFORE_ALL: Final = -1
-"""The `after_rank` of a question that begins anew."""
+"""The `after_rank` of a question that starts over from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)

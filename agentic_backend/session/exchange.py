@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _TITLE_CHARS = 60
 _SENTENCE_CHARS = 15
-"""The least of a sentence that is a title by itself: `Hello.` says nothing."""
+"""The shortest sentence that can serve as a title: `Hello.` says nothing."""
 _SENTENCE_ENDS = (". ", "? ", "! ")
 _DECISION_BYTES = 16 * 1024
 """Of a person's answer as it was sent; of a longer one its JSON is cut."""
@@ -262,7 +262,7 @@ class Exchange:
 
     def _graph_output(self, event: GraphOutput) -> None:
         told = self._graph_left.takes(event.json, self.ask.exchange_id)
-        # What a client knows of the state is old where one is dropped: it must not be taken for what the run ends with.
+        # If a state is dropped, what a client knows is out of date: it must not take that for the final state.
         if told or (event.mode == "values" and not event.namespace):
             self.turn.publish(GraphSaid(event.mode, event.namespace, event.json if told else NOT_TOLD))
 

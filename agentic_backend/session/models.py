@@ -112,7 +112,7 @@ class Found:
 
 
 MAX_RESTARTS: Final = 1
-"""How often the service runs a turn again by itself: one that kills its process must not do so for ever."""
+"""How often the service restarts a turn: one that kills its process must not do so endlessly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ class GraphRerun(DoorRerun):
 
 @dataclass(frozen=True, slots=True)
 class AskRecord:
-    """Notes that a turn has begun. Written without waiting before the model is called; after a crash the next process
-    runs the turn again by itself if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages
-    between question and answer if the run continues after a person was asked, else None. `agent_id` is who was asked,
-    where no `rerun` says so; records of older programs leave it open.
+    """Records that a turn has begun. Written without waiting before the model is called; after a crash the next process
+    restarts the turn if it has a `rerun`, else it becomes an interrupted turn. `earlier` is the messages between
+    question and answer if the run continues after a person was asked, else None. `agent_id` is who was asked, where no
+    `rerun` says so; records of older programs leave it open.
     """
 
     session: Session

@@ -70,8 +70,8 @@ class Sessions:
             return await self._store.delete(session_id, identity.uid, event)
 
     async def within_limit(self, create: Callable[[int], Awaitable[_Made | None]]) -> _Made:
-        """What `create` returns of a session that it stores if its user has fewer than it is told (0: no limit), else
-        None. Raises `SessionLimitReached`."""
+        """Return the session that `create` stores: it gets the limit (0: none), and returns None if the user has
+        reached it. Raises `SessionLimitReached`."""
         made = await create(self._most)
         if made is None:
             self._limit_hit("max_concurrent_sessions_per_user")
@@ -83,6 +83,6 @@ class Sessions:
 
 
 def is_of_doors(chosen: UUID) -> bool:
-    """Whether no client may make a session by this id, of version 5: doors make those of their user and a name, and who
-    knows both could take another user's conversation away before it begins."""
+    """Whether no client may make a session by this id, of version 5: doors derive those from their user and a name, and
+    a client that knows both could take over another user's conversation before it begins."""
     return chosen.version == _VERSION_OF_DOORS

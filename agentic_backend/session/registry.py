@@ -183,7 +183,7 @@ class TurnRegistry:
 
     @property
     def mirrors(self) -> int:
-        """How many turns of other instances are told here, or of history."""
+        """How many turns of other instances, or from history, are streamed here."""
         return len(self._mirrors)
 
     def let_go(self) -> None:
@@ -245,7 +245,8 @@ class TurnRegistry:
         """
         key = (user_id, exchange_id)
         turn = self.find(exchange_id, user_id)
-        # What another instance runs may be behind here: whoever comes from there would hear again what they have.
+        # Our copy of a turn that another instance runs may be behind: a client coming from there would get events
+        # twice.
         tells = turn is not None and (self._runner.elsewhere is None or turn.tells_from(after_seq))
         if turn is not None and turn.ask.session_id == session_id and tells:
             return turn
@@ -330,7 +331,7 @@ class TurnRegistry:
             return None
         turn = self._ended.get((user_id, slot.newest or ""))
         end = turn.events[-1].payload if turn is not None else None
-        # An older exchange that was only told again is not the newest.
+        # An older exchange that was only replayed is not the newest.
         is_last = isinstance(end, Final) and end.messages[-1].rank + 1 == slot.known.session.next_rank
         return turn if is_last else None
 

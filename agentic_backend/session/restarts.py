@@ -36,9 +36,9 @@ class Restarts:
     """Runs turns of an earlier process again, each once, in the order in which they had begun.
 
     They wait for `ready` (the schema and the agents are known), and behind every ask of a client for a slot. The run is
-    counted on the disk before anything of the agent is touched: a turn that kills its process must not do so for ever.
-    One that cannot run is stored as interrupted, and may be asked again: its agent is gone or must not run it by now,
-    its ranks are taken, storage has no room, or the process ends.
+    counted on disk before anything of the agent is touched: a turn that kills its process must not do so endlessly. One
+    that cannot run is stored as interrupted, and may be asked again: its agent is gone or must not run it by now, its
+    ranks are taken, storage has no room, or the process ends.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Restarts:
             await self._turn_comes()
             turn.cut = cut = await self._turns.begin_again(cut)
             known = await self._run(turn, known)
-            self._turns.drop(cut)  # where it was told from history: it had ended, and only the spool did not know
+            self._turns.drop(cut)  # if it was replayed from history: it had ended, and only the spool did not know
             unforeseen = False
         except (HeldElsewhere, LeaseLost):
             unforeseen = False  # another instance goes on with it

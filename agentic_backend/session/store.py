@@ -226,8 +226,8 @@ class Elsewhere(Protocol):
         when this instance has left."""
 
     async def tell_changed(self, session_id: str, user_id: str) -> None:
-        """Have all others take over a title or preferences that were stored: who asks after this, wherever, finds them.
-        Never raises, and may then have told it late."""
+        """Have all instances take over a title or preferences that were stored: a read after this, at any instance,
+        finds them. Never raises; on a failure the others may learn of it late."""
 
 
 class TurnLog(Protocol):
@@ -248,7 +248,7 @@ class TurnLog(Protocol):
 
 
 class CutOffTurns(Protocol):
-    """Turns that an earlier process had begun and not ended, and that the service may run again by itself."""
+    """Turns that an earlier process had begun and not ended, and that the service may restart."""
 
     def take_over(self) -> Sequence[AskRecord]:
         """Those that this process found, in the order in which they had begun; a second call finds none.

@@ -132,7 +132,7 @@ class Accepted:
 class Restarted:
     """The turn runs again, since its run broke off: what was shown of the exchange is replaced by what follows.
 
-    So many runs broke off; 0: what follows is told from history instead.
+    How many runs broke off; 0: what follows comes from history instead.
     """
 
     runs_before: int
@@ -164,7 +164,7 @@ class CustomSaid:
 
 
 NOT_TOLD = b"null"
-"""In place of a state that is too large to be told."""
+"""Stands for a state that is too large to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ class GraphSaid:
 
 @dataclass(frozen=True, slots=True)
 class SpokenBy:
-    """The text of the message that will have `rank` is that of a message of a hosted graph: its id there, the node and
-    the step in which it is said. Only where the ask came by LangGraph's own API."""
+    """The text of the message that will have `rank` belongs to a message of a hosted graph: its id there, and the node
+    and step that it comes from. Only for asks that came by LangGraph's own API."""
 
     rank: int
     message_id: str
@@ -310,7 +310,7 @@ class _Texts:
     """Fragments of one message that followed each other: a list, and once sealed their text and where each ends.
 
     Those of reasoning have no rank. `utf8_bytes` is the size of all of them in UTF-8. It is added up as they come, when
-    their text is at hand anyway: whoever asks what a client is behind by copies nothing.
+    their text is at hand anyway, so that computing how far a client is behind copies nothing.
     """
 
     __slots__ = ("_ends", "_sealed", "_texts", "channel", "rank", "utf8_bytes")
@@ -522,9 +522,9 @@ class Turn:
 
     Only the turn's own task publishes, or takes what another instance published. `cancel` may be called from anywhere,
     any number of times. A run that continues after a person was asked is a separate turn, which begins with the
-    `earlier` events of the one before. `cut` is the record of the run that the end of a process cut off, where the
-    service runs it again by itself. `follows` is the id of the exchange that this process ran before it in its session,
-    None if it ran none or does not remember it.
+    `earlier` events of the one before. `cut` is the record of the run that the end of a process cut off, if the service
+    restarts it. `follows` is the id of the exchange that this process ran before it in its session, None if it ran none
+    or does not remember it.
 
     What is shown of the exchange begins at the index `shown_from`: everything before was replaced when the turn ran
     again. It stays in `events`, where followers have their cursors.
@@ -562,7 +562,7 @@ class Turn:
         self.counted = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
-        # The exchange ran before: it is told from history, asked again after it was interrupted, or run again by the
+        # The exchange ran before: it is replayed from history, asked again after an interruption, or restarted by the
         # service. In the last case alone, `begin_again`, earlier followers can use its numbers.
         self.restarted = cut is not None
         # Set while the turn runs: it must not end with the session's old preferences or title.
@@ -598,10 +598,10 @@ class Turn:
         self._seq_before = max(self._seq_before, seq)
 
     def begin_again(self, runs_before: int) -> None:
-        """Publish that this run, after so many that broke off, replaces what was shown of the exchange.
+        """Publish that this run, after `runs_before` that broke off, replaces what was shown of the exchange.
 
         Its numbers are above those of all these runs, whichever process they were in. 0: above those of this turn
-        alone, for what is told from history. Followers go on from where they are.
+        alone, for what comes from history. Followers continue from where they are.
         """
         self._seq = max(self._seq, (self._seq_before // RUN_SEQS + runs_before) * RUN_SEQS)
         self.publish(Restarted(runs_before))

@@ -148,8 +148,8 @@ class TurnRunner:
         replays: Callable[[str], AbstractAsyncContextManager[object]] = lambda _user_id: contextlib.nullcontext(),
         note: NoteEvent = lambda _event: None,
     ) -> None:
-        """`replays` admits a reading of an exchange from history for a user; it raises ServiceError where it cannot.
-        `note` is told how people answer agents."""
+        """`replays` admits a read of an exchange from history for a user; it raises ServiceError if it cannot. `note`
+        is called with how people answer agents."""
         self._note = note
         self.memory = memory or SessionMemory()
         self._store = store
@@ -513,7 +513,7 @@ class TurnRunner:
         return session
 
     def _rerun(self, turn: Turn, prepared: _Prepared) -> Rerun | None:
-        """What a later process needs to run this turn again by itself; None if it must not."""
+        """What a later process needs to restart this turn; None if it must not."""
         ask = turn.ask
         if turn.cut is not None:
             return turn.cut.rerun
@@ -786,14 +786,14 @@ def _open(exchange: Exchange, begun: AskRecord) -> None:
     *earlier, decided = (begun.user_message, *begun.earlier)
     exchange.go_on(tuple(earlier))
     if exchange.turn.cut is not None:
-        # Whoever followed the run that was cut off drops what they have of the exchange.
+        # Clients that followed the run that was cut off drop what they have of the exchange.
         for message in earlier:
             exchange.turn.publish(Whole(message))
     exchange.decide(decided)
 
 
 def _has_ended(stored: StoredExchange, turn: Turn) -> bool:
-    """Whether an exchange in history has its end, and is only to be told."""
+    """Whether an exchange in history has its end, and is only to be replayed."""
     if stored.cut_off:
         return False
     # A cut-off turn that a person had let continue ran on from where it waited, if it did not end.

@@ -30,7 +30,7 @@ class Watches:
         key = (session_id, user_id)
         watching = self._watching.setdefault(key, [])
         watching.append(on_turn)
-        self._seen.pop(key, None)  # it is told what others have told already
+        self._seen.pop(key, None)  # it is called also with what others have heard already
 
         def stop() -> None:
             if on_turn in watching:
