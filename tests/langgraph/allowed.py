@@ -8,7 +8,7 @@ from tests.langgraph.compare import END, Difference
 from tests.langgraph.recorded import NOT_ASKED
 
 _INTERNAL: Final = "of the inside of the recorded server, or of its account"
-_NOT_HERE: Final = "not here, as docs/langgraph.md#what-is-not-there says"
+_NOT_HERE: Final = "not here, as docs/langgraph.md#what-is-missing says"
 _ERRORS: Final = "our errors say which, where and in which request, at every door"
 _STREAMS: Final = "here a model streams whatever its client wants to see, and what it used is known"
 _KEPT: Final = "an input is kept, and told, as messages, whatever shape it was sent in"
