@@ -270,7 +270,7 @@ class AgenticService(Service[AgenticSettings, State]):
             dependencies["fleet"] = state.fleet.dependency()
             if (bus := state.fleet.bus_dependency()) is not None:
                 dependencies["bus"] = bus
-        dependencies["knowledge_flow"] = {"status": state.knowledge.told}
+        dependencies["knowledge_flow"] = {"status": state.knowledge.health}
         if (issuer := self._identity_provider()) is not None:
             dependencies["identity_provider"] = {"status": issuer}
         if status == "task_down":
@@ -476,7 +476,7 @@ class AgenticService(Service[AgenticSettings, State]):
         )
         turns.windows.undelivered = hub.behind_s
         if fleet is not None:
-            fleet.turns.on_changed = hub.say_renamed
+            fleet.turns.on_changed = hub.send_renamed
             share_limits(self._settings, fleet, turns.admission, hub)
         return hub
 
@@ -534,7 +534,7 @@ class AgenticService(Service[AgenticSettings, State]):
     async def _renamed(self, session: Session) -> None:
         if (state := self._state) is not None:
             await state.registry.rename(session.id, session.user_id, session.title)
-            state.hub.say_renamed(session)
+            state.hub.send_renamed(session)
 
     def _make_ticker(self, state: State, windows: Windows) -> Ticker:
         database = state.persistence.database

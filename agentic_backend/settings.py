@@ -806,7 +806,7 @@ class RedisSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_said_in_vain(self) -> "RedisSettings":
+    def _certificates_need_tls(self) -> "RedisSettings":
         """Who names a certificate believes in TLS."""
         if self.ca_file is not None and not self.tls:
             raise SettingsRefused("needs tls: true", "ca_file")

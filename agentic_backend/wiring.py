@@ -226,7 +226,7 @@ def make_attachments(
         directory.mkdir(parents=True, exist_ok=True)
     if ai.max_attached_files_per_user:
         with contextlib.suppress(OSError):  # where no file can be written, there is no directory for it either
-            say_if_beside_the_spool(directory or Path(tempfile.gettempdir()), Path(settings.persistence.spool_dir))
+            warn_if_beside_the_spool(directory or Path(tempfile.gettempdir()), Path(settings.persistence.spool_dir))
     return AttachmentServices(
         store=persistence.attachments,
         sessions=persistence.store,
@@ -240,7 +240,7 @@ def make_attachments(
     )
 
 
-def say_if_beside_the_spool(directory: Path, spool: Path) -> None:
+def warn_if_beside_the_spool(directory: Path, spool: Path) -> None:
     """Tell the log where uploads write to the disk that turns wait for. Neither directory need exist yet."""
     if _device(directory) == _device(spool):
         logger.info("attachments are received on the disk of the spool: see ai.attachments_dir")

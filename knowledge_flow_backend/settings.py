@@ -44,7 +44,7 @@ class OpenSearch(Section):
     """Open connections; further requests wait for one within their deadline."""
 
     @model_validator(mode="after")
-    def _tls_is_said_once(self) -> "OpenSearch":
+    def _tls_is_set_once(self) -> "OpenSearch":
         if self.secure != self.host.startswith("https:"):
             raise SettingsRefused(f"must be {str(not self.secure).lower()} with this host", "secure")
         return self

@@ -45,7 +45,7 @@ class Console:
         self.has_status_line = not self._verbose and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         """Whether a status line is shown and overwritten in place."""
 
-    def say(self, name: str, text: str) -> None:
+    def print_line(self, name: str, text: str) -> None:
         """Print one line as `name     | text`, the name padded to a fixed width."""
         self.announce(f"{name:<{NAME_WIDTH}}| {text}")
 

@@ -77,16 +77,16 @@ class Launcher:
             opening.cancel()
             self._console.status("")
             await stop_in_reverse(self.children)
-        self._console.say(LAUNCHER, "everything has ended")
+        self._console.print_line(LAUNCHER, "everything has ended")
         return self._refusal
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._console.say(LAUNCHER, "killing what is left")
+            self._console.print_line(LAUNCHER, "killing what is left")
             for child in self.children:
                 child.kill()
         else:
-            self._console.say(LAUNCHER, "stopping; once more to kill")
+            self._console.print_line(LAUNCHER, "stopping; once more to kill")
             self._stop.set()
 
     async def _open(self, tasks: asyncio.TaskGroup, *, with_first_turn: bool) -> None:
@@ -121,7 +121,7 @@ class Launcher:
             if asyncio.get_running_loop().time() > slow_at:
                 slow_at = float("inf")
                 text = f"still waiting for the agentic service ({status or 'silent'}): see {self._paths.log}"
-                self._console.say(LAUNCHER, text)
+                self._console.print_line(LAUNCHER, text)
             await asyncio.sleep(POLL_S)
 
     async def _run_first_turn(self, agentic: Child) -> None:
@@ -163,16 +163,18 @@ class Launcher:
                 self._paths.home,
                 service,
                 scope=f"{where}/{self._plan.database}",
-                report=lambda text: self._console.say(LAUNCHER, text),
+                report=lambda text: self._console.print_line(LAUNCHER, text),
             )
             if samples.already_sent():
                 return
-            self._console.say(LAUNCHER, f"sending {len(samples)} documents of ours to the library {LIBRARY}")
+            self._console.print_line(LAUNCHER, f"sending {len(samples)} documents of ours to the library {LIBRARY}")
             summary = await samples.ingest_files(self._environment)
         except (SamplesFailed, OSError) as failure:
-            self._console.say(LAUNCHER, f"the library {LIBRARY} is not complete: {failure}; the next start tries again")
+            self._console.print_line(
+                LAUNCHER, f"the library {LIBRARY} is not complete: {failure}; the next start tries again"
+            )
         else:
-            self._console.say(LAUNCHER, f"the library {LIBRARY} is ready: {summary}")
+            self._console.print_line(LAUNCHER, f"the library {LIBRARY} is ready: {summary}")
 
     async def _start_postgres(self, tasks: asyncio.TaskGroup) -> None:
         if self._plan.postgres_port is None:

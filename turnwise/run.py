@@ -52,9 +52,9 @@ def run_command(options: argparse.Namespace) -> int:
         require_free_ports(plan.ports())
         paths = StartPaths(choose_home(base, os.environ), base)
         console = Console(sys.stdout, paths.log, verbose=options.verbose)
-        console.say(LAUNCHER, f"data in {paths.home}, log in {paths.log}")
+        console.print_line(LAUNCHER, f"data in {paths.home}, log in {paths.log}")
         if plan.knowledge_flow is None:
-            console.say(LAUNCHER, "without knowledge flow, which is not installed: Rico finds no documents")
+            console.print_line(LAUNCHER, "without knowledge flow, which is not installed: Rico finds no documents")
         # A bench seeds its own data, and an ingestion running beside it would be measured too.
         samples = not (options.no_samples or options.bench)
         launcher = Launcher(plan, paths, console, samples=samples)

@@ -85,13 +85,13 @@ class ProcessLog:
         """Write the lines at this interval until cancelled."""
         while True:
             pids = {self._name: os.getpid()} | {one.name: one.pid for one in self._running() if one.pid is not None}
-            await asyncio.to_thread(self._tell, pids)
+            await asyncio.to_thread(self._write_lines, pids)
             await asyncio.sleep(seconds)
 
-    def _tell(self, pids: dict[str, int]) -> None:
+    def _write_lines(self, pids: dict[str, int]) -> None:
         for name, pid in pids.items():
             family = self._families.get(name)
             if family is None or family.pid != pid:
-                self._families[name] = Family(pid)  # it tells from its next look on
+                self._families[name] = Family(pid)  # it has figures from the next look on
             elif (line := family.line(name)) is not None:
                 self._console.output(self._name, line)

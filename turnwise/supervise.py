@@ -108,11 +108,11 @@ class Child:
                     self.is_useful, delay_s = True, self._restart_min_s
                 self.is_unusable = code in self._program.hopeless_codes
                 if self.is_unusable or (not self.is_useful and (code > 0 or self.deaths >= DEATHS_BEFORE_USE)):
-                    self._console.say(self.name, how)
+                    self._console.print_line(self.name, how)
                     # Its own last word, not what the code that it tried to load had to say.
                     self.fault = (last_word if self.is_unusable else failure_line)(self._lines) or how
                     break
-                self._console.say(self.name, f"{how}; it starts again in {delay_s:g} s")
+                self._console.print_line(self.name, f"{how}; it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
                 delay_s = min(2 * delay_s, RESTART_MAX_S)
@@ -131,7 +131,7 @@ class Child:
         try:
             await asyncio.wait_for(self._ended.wait(), self._program.stop_s)
         except TimeoutError:
-            self._console.say(self.name, f"did not end within {self._program.stop_s:g} s and is killed")
+            self._console.print_line(self.name, f"did not end within {self._program.stop_s:g} s and is killed")
             self.kill()
             await self._ended.wait()
 

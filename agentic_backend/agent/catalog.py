@@ -219,7 +219,7 @@ class Catalog:
     """Maps configuration to agents. Graphs are compiled at first use, once per agent and configuration, at most
     `max_graphs` of them; `on_lookup` is called with whether each look-up was a hit.
 
-    In addition to the configured agents it can have created ones; `put_made` replaces all of them while turns run.
+    In addition to the configured agents it can have created ones; `put_created` replaces all of them while turns run.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Catalog:
                 self._compiled.move_to_end(key)
             return agent
 
-    def put_made(self, agents: Iterable[AgentSettings]) -> None:
+    def put_created(self, agents: Iterable[AgentSettings]) -> None:
         """Replace all created agents; running turns keep theirs.
 
         Agents with the id of a configured one are skipped. Raises `AgentUnusable` for one that `check` would refuse.

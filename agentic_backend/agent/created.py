@@ -276,7 +276,9 @@ class CreatedAgents:
                 return
             # The agents may be newer than the revision that was read before them: the next look then reads them again.
             self._kept = {kept.id: kept for kept in await self._store.all()}
-            self._catalog.put_made([agent for kept in self._kept.values() if (agent := self._usable(kept)) is not None])
+            self._catalog.put_created(
+                [agent for kept in self._kept.values() if (agent := self._usable(kept)) is not None]
+            )
             self._revision = revision
             self._loaded.set()
 

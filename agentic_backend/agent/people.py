@@ -157,7 +157,7 @@ def answers_for(payload: Mapping[str, Any], answer: Any, *, plain: bool = False)
     }
 
 
-def said_in(payload: Mapping[str, Any], answer: Any) -> str:
+def answer_in_words(payload: Mapping[str, Any], answer: Any) -> str:
     """A person's answer in words: for each question the label of the choice, the free text, or the decisions.
     Raises `BadRequest`, as `answers_for`."""
     return "\n".join(_words(question, given) for question, given, _ in _pairs(payload, answer))

@@ -143,7 +143,7 @@ class NativeDialect:
         """See `Dialect.act_on`, with what it raises."""
         frame = frames.parse_native(text, self.limits.max_message_chars)
         if isinstance(frame, frames.Ping):
-            self.outbox.say(b'{"type":"pong"}')
+            self.outbox.put(b'{"type":"pong"}')
             return
         await self.limits.pace(self.principal.asker.user_id, _COSTS.get(type(frame), Cost.TURN))
         if isinstance(frame, frames.Auth):
@@ -160,13 +160,13 @@ class NativeDialect:
 
     async def _cancel(self, exchange_id: str) -> None:
         if not await self.turns.stop(exchange_id, self.principal.asker.user_id):
-            self.outbox.say(relay.native_error(ExchangeNotFound.code, request_id=uuid4().hex, exchange_id=exchange_id))
+            self.outbox.put(relay.native_error(ExchangeNotFound.code, request_id=uuid4().hex, exchange_id=exchange_id))
 
     def refuse(self, _text: str, error: ServiceError) -> None:
         """See `Dialect.refuse`. A client that keeps sending unreadable frames is closed with 1008."""
         retry_after_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
         said = relay.native_error(error.code, request_id=uuid4().hex, retry_after_ms=retry_after_ms, field=error.field)
-        self.outbox.say(said)
+        self.outbox.put(said)
         if isinstance(error, BadRequest):
             self._bad_frames = [*self._bad_frames[1 - _BAD_FRAMES :], time.monotonic()]
             spread = self._bad_frames[-1] - self._bad_frames[0]

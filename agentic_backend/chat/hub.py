@@ -229,11 +229,11 @@ class SocketHub:
         """For each turn whose end is not yet written to its socket, the seconds since it ended. From any thread."""
         return [seconds for socket in tuple(self._sockets) for seconds in socket.outbox.behind_s]
 
-    def say_renamed(self, session: Session) -> None:
+    def send_renamed(self, session: Session) -> None:
         """Notify the user's sockets that the title of a session changed outside a turn."""
         for socket in tuple(self._sockets):
             if socket.user_id == session.user_id:
-                socket.say_renamed(session)
+                socket.send_renamed(session)
 
     def begin_drain(self) -> int:
         """Refuse new connections; each socket closes with 1012 once its turns have ended and each ask that waited for

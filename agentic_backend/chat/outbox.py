@@ -116,7 +116,7 @@ class Outbox:
         frames, self.frames = self.frames, []
         return frames
 
-    def say(self, frame: bytes) -> None:
+    def put(self, frame: bytes) -> None:
         """Send a frame that belongs to no turn."""
         if len(self.frames) >= _MAX_FRAMES:
             self._overflow()

@@ -10,7 +10,7 @@ from agentic_backend.session.stream import (
     Awaiting,
     Cancelled,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
     Final,
     Payload,
@@ -29,7 +29,7 @@ _NATIVE_TYPES: dict[type[Payload], bytes] = {
     Restarted: b"restarted",
     TextDelta: b"delta",
     ThoughtDelta: b"thought",
-    CustomSaid: b"custom",
+    CustomPart: b"custom",
     Whole: b"message",
     Cited: b"sources",
     SessionChanged: b"session",
@@ -139,7 +139,7 @@ def _native_fields(turn: Turn, payload: Any) -> bytes:
         return b"" if position is None else b',"queue_position":%d' % position
     if isinstance(payload, ThoughtDelta):
         return b',"text":%b' % dumps(payload.text)
-    if isinstance(payload, CustomSaid):
+    if isinstance(payload, CustomPart):
         return b',"data":%b' % payload.json
     if isinstance(payload, Whole):
         return b',"message":%b' % payload.message.json

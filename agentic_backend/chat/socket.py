@@ -92,13 +92,13 @@ class ChatSocket:
         """Send a heartbeat, if the protocol has one."""
         self._send_unless_closing(self._dialect.heartbeat)
 
-    def say_renamed(self, session: Session) -> None:
+    def send_renamed(self, session: Session) -> None:
         """Send that a session's title changed outside a turn, if the protocol has a frame for it."""
         self._send_unless_closing(self._dialect.renamed(session))
 
     def _send_unless_closing(self, frame: bytes) -> None:
         if frame and self.outbox.closing is None:
-            self.outbox.say(frame)
+            self.outbox.put(frame)
 
     async def _read(self) -> int:
         """Act on what comes until the peer has gone; its close code."""

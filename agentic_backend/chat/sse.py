@@ -231,9 +231,9 @@ class OpenStream(Response):
     def _notice(self) -> None:
         """Something has happened in the turn: it is written soon, together with what else happens until then."""
         if self._due is None:
-            self._due = self._loop.call_soon(self._say_soon)
+            self._due = self._loop.call_soon(self._send_soon)
 
-    def _say_soon(self) -> None:
+    def _send_soon(self) -> None:
         """Say what has happened without the task, which all middleware stands around, where nobody need wait."""
         self._due = None
         follow, clock = self._follow, self.clock

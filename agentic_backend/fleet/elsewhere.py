@@ -215,7 +215,7 @@ class FleetTurns:
             with suppress(HistoryUnavailable):
                 await self._queries.fetch("hand_over", HAND_OVER, asked)
 
-    async def tell_changed(self, session_id: str, user_id: str) -> None:
+    async def publish_change(self, session_id: str, user_id: str) -> None:
         """See `Elsewhere`."""
         try:
             # The message reaches the turn that runs, some time. Of the next one its holder must not depend on that.
@@ -226,7 +226,7 @@ class FleetTurns:
             # remembers the session sees it once its lease moves, or after an absence of its own.
             logger.warning("a change of a session could not be told to other instances")
 
-    async def say_full(self, instance: str, user_id: str) -> None:
+    async def report_full(self, instance: str, user_id: str) -> None:
         """Have an instance see which sockets of a user it must close. Raises `HistoryUnavailable`."""
         await self._bus.send(Message("full", "", user_id, to=instance, sender=self._me))
 
@@ -317,12 +317,12 @@ class FleetTurns:
             while time.monotonic() < give_up_at:
                 await asyncio.sleep(_TOLD_S)
                 with suppress(HistoryUnavailable):
-                    if await self._ended_or_told(cancel):
+                    if await self._ended_or_signalled(cancel):
                         return
         finally:
             self._stopping.discard((cancel.user_id, cancel.exchange_id))
 
-    async def _ended_or_told(self, cancel: Message) -> bool:
+    async def _ended_or_signalled(self, cancel: Message) -> bool:
         """Whether the turn has ended, or is stopped here. Tells it to whom else it is now."""
         asked = {"exchange_id": cancel.exchange_id, "user_id": cancel.user_id}
         holder = await self._look_up("holder_of_exchange", HOLDER_OF_EXCHANGE, asked)

@@ -97,7 +97,7 @@ class Fleet:
             self._note_mirrored,
         )
         dead_s = self.membership.rules.dead_s
-        self.limits = SharedLimits(persistence.queries, identity.id, dead_s, self.turns.say_full)
+        self.limits = SharedLimits(persistence.queries, identity.id, dead_s, self.turns.report_full)
 
     def start(self, turns: OwnTurns) -> None:
         """Join the others, once the schema is known. `turns` are those of this process."""
@@ -111,7 +111,7 @@ class Fleet:
         self._tasks.spawn("fleet-limits", self.limits.write, restart=True, essential=True)
         self._tasks.spawn("fleet-count", self._count, restart=True)
         if self._redis is not None:
-            self._tasks.spawn("fleet-bus", self._redis.hear, restart=True)
+            self._tasks.spawn("fleet-bus", self._redis.listen, restart=True)
         self._tasks.spawn("fleet-takeover", self.takeover.look_for_dead, restart=True, essential=True)
 
     def begin_drain(self) -> None:
@@ -150,7 +150,7 @@ class Fleet:
             postgres,
             rules=self.membership.rules,
             instances=lambda: self._alive,
-            on_payload=self.membership.hear,
+            on_payload=self.membership.receive,
             on_deaf=self._note_deaf,
             on_heard=self._metrics.fleet_bus_s.observe,
             on_sent=self._metrics.fleet_messages("redis").inc,
@@ -180,12 +180,12 @@ class Fleet:
                 self._metrics.fleet_instances.set(self._alive)
                 self.limits.note_instances(self._alive)
             if self._redis is None:
-                self._say_if_crowded((self.membership.notified - notified) / rules.beat_s)
+                self._warn_if_crowded((self.membership.notified - notified) / rules.beat_s)
             self._metrics.fleet_bus_up.set(int(self._redis is None or self._redis.up))
             notified = self.membership.notified
             await asyncio.sleep(rules.beat_s)
 
-    def _say_if_crowded(self, messages_a_s: float) -> None:
+    def _warn_if_crowded(self, messages_a_s: float) -> None:
         crowded = self._alive > _NOTIFIED_INSTANCES or messages_a_s > _NOTIFIED_A_S
         if crowded and not self._crowded:
             logger.warning(

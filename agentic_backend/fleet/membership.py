@@ -173,7 +173,7 @@ class Membership:
                     # notification.
                     async for notification in heard:
                         self.notified += 1
-                        self.hear(notification.payload)
+                        self.receive(notification.payload)
                 await self._beat(connection)
 
     async def _beat(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -211,7 +211,7 @@ class Membership:
             logger.error("ALARM this instance could not renew for %.0f s: it lets go of its turns", self.rules.renew_s)
             self.on_lost()
 
-    def hear(self, payload: str) -> None:
+    def receive(self, payload: str) -> None:
         """Take what somebody has said to all, or to one of them, by whichever way it came."""
         try:
             message = Message.decode(payload)

@@ -79,15 +79,15 @@ class RedisBus:
         if not await self._published(message):
             await self._postgres.send(message)
 
-    async def hear(self) -> None:
+    async def listen(self) -> None:
         """Hear the others until cancelled. Spawn it with `restart=True`."""
         backoff, task = Backoff(longest_s=1.0), asyncio.current_task()
         assert task is not None
         while True:
             try:
-                with _resets_told():
+                with _resets_raised():
                     async with self._client.pubsub(push_handler_func=_ignore) as subscribed:
-                        await self._hear(subscribed, backoff)
+                        await self._listen_once(subscribed, backoff)
             except _AWAY as error:
                 if task.cancelling():
                     raise asyncio.CancelledError from error  # the library's clean-up has failed in its place
@@ -107,7 +107,7 @@ class RedisBus:
         channel = self._channel_of(message.to) if message.to else self._all
         try:
             async with asyncio.timeout(_SEND_S), self._sending:
-                with _resets_told():
+                with _resets_raised():
                     reached = await self._client.publish(channel, message.encode())
         except _AWAY as error:
             self._log.warning("send", "redis has not taken a message (%s)", type(error).__name__)
@@ -116,7 +116,7 @@ class RedisBus:
         there = 1 if message.to else self._instances()
         return reached >= there > 0
 
-    async def _hear(self, subscribed: PubSub, backoff: Backoff) -> None:
+    async def _listen_once(self, subscribed: PubSub, backoff: Backoff) -> None:
         """Hear until an error, or until this instance has not heard itself for too long."""
         await subscribed.subscribe(self._all, self._mine)
         heard_at = begun_at = self._clock()
@@ -168,7 +168,7 @@ async def probe(settings: RedisSettings) -> float:
     client = connect(settings)
     channel = f"{settings.prefix}:fleet:{secrets.token_hex(8)}"
     try:
-        with _resets_told():
+        with _resets_raised():
             async with client.pubsub(push_handler_func=_ignore) as subscribed:
                 await subscribed.subscribe(channel)
                 await subscribed.get_message(timeout=_SEND_S)
@@ -242,7 +242,7 @@ def _secret(value: Any) -> str | None:
 
 
 @contextmanager
-def _resets_told() -> Iterator[None]:
+def _resets_raised() -> Iterator[None]:
     """Raises ConnectionResetError for what uvloop says of a connection that was reset while it was idle. The library
     sees the end of one in what it reads, but not that, and writes: it lets the RuntimeError through."""
     try:

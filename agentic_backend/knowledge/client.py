@@ -127,10 +127,10 @@ class KnowledgeClient:
         )
 
     @property
-    def told(self) -> str:
+    def health(self) -> str:
         """The state of the search, for /ready: `unknown` before the first answer, then `up`, or `down` while no
         requests are sent."""
-        return self._search.breaker.told
+        return self._search.breaker.health
 
     async def search(self, query: SearchQuery, caller: Caller) -> list[Hit]:
         """The best hits, best first, at most `query.limit`. Raises `KfUnavailable`; never for a rerank that fails: then
@@ -198,7 +198,7 @@ class KnowledgeClient:
         try:
             return parse(found)
         except BadListing as failure:
-            raise self._say(route, f"broken answer: {failure}") from None
+            raise self._log_failure(route, f"broken answer: {failure}") from None
 
     async def _call(self, route: _Route, query: SearchQuery, caller: Caller) -> list[Hit]:
         """The answer to a search.
@@ -214,7 +214,7 @@ class KnowledgeClient:
                 route, request, caller, _ONCE_MORE, lambda answer: parse_hits(answer, query.limit)
             )
         except BadHits as failure:
-            raise self._say(route, f"broken answer: {failure}") from None
+            raise self._log_failure(route, f"broken answer: {failure}") from None
         except CallFailed as failure:
             raise self._unavailable(route, failure) from failure
 
@@ -232,10 +232,10 @@ class KnowledgeClient:
 
     def _unavailable(self, route: _Route, failure: CallFailed) -> KfUnavailable:
         if _is_preparing(failure):
-            return self._say(route, "its model is being prepared", failure.wait_s, KfPreparing)
-        return self._say(route, cause_of(failure), failure.wait_s)
+            return self._log_failure(route, "its model is being prepared", failure.wait_s, KfPreparing)
+        return self._log_failure(route, cause_of(failure), failure.wait_s)
 
-    def _say(
+    def _log_failure(
         self, route: _Route, reason: str, wait_s: float | None = None, kind: type[KfUnavailable] = KfUnavailable
     ) -> KfUnavailable:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""

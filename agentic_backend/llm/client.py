@@ -264,7 +264,7 @@ class CompletionStream:
                 while True:
                     for piece in pieces:
                         if isinstance(piece, str):
-                            self._tell(piece)
+                            self._publish_piece(piece)
                         else:
                             yield piece
                     if self._decoder.ended:
@@ -369,7 +369,7 @@ class CompletionStream:
         foreseen = False
         try:
             if self._failure is None:
-                brought, rest = self._tell_what_came()
+                brought, rest = self._publish_read()
             foreseen = True
         except AttemptFailed as failure:
             self._failure = failure
@@ -390,7 +390,7 @@ class CompletionStream:
         else:
             self._look_when_ready()
 
-    def _tell_what_came(self) -> tuple[bool, list[wire.Piece]]:
+    def _publish_read(self) -> tuple[bool, list[wire.Piece]]:
         """Whether this read has brought anything, and what of it was not passed on."""
         assert self._content is not None, "an attempt has begun"
         try:
@@ -402,7 +402,7 @@ class CompletionStream:
         if pieces:
             # While the consumer works, nobody waits for the model. Comments bring nothing, and move no deadline.
             self._waiting_since = _NOBODY_WAITS
-        return bool(pieces), self._tell_leading(pieces) if self._begun else pieces
+        return bool(pieces), self._publish_leading(pieces) if self._begun else pieces
 
     def _listen_no_more(self) -> None:
         self._held = False
@@ -412,18 +412,18 @@ class CompletionStream:
             answer_body.leave(self._content, self._waiter)
             self._waiter = None
 
-    def _tell(self, piece: str) -> None:
+    def _publish_piece(self, piece: str) -> None:
         if type(piece) is str:
             self._on_text(piece)
         elif piece:
             self._on_thought(str(piece))
 
-    def _tell_leading(self, pieces: list[wire.Piece]) -> list[wire.Piece]:
+    def _publish_leading(self, pieces: list[wire.Piece]) -> list[wire.Piece]:
         """Tell the texts before the first chunk that is more; that and what follows it."""
         for place, piece in enumerate(pieces):
             if not isinstance(piece, str):
                 return pieces[place:]
-            self._tell(piece)
+            self._publish_piece(piece)
         return []
 
     def _lost(self, failure: aiohttp.ClientError | OSError) -> bytes:

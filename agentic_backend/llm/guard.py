@@ -89,7 +89,7 @@ class Guard:
         if use is not None:
             self._observer.llm_tokens(self.endpoint.model, use)
 
-    def say(self, failure: AttemptFailed) -> TurnFailed:
+    def log_failure(self, failure: AttemptFailed) -> TurnFailed:
         """Log a failed call, at most once a second and cause, and return the error to raise for it."""
         now = self.clock()
         if now - self._said.get(failure.cause, -1.0) >= 1.0:
@@ -129,7 +129,7 @@ class CountedCall:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if isinstance(error, AttemptFailed):
-            failure = self._guard.say(error)
+            failure = self._guard.log_failure(error)
             try:
                 self._settle(failure)
                 # Behind a failure that a provider's own client has raised there is none: it may repeat the prompt.

@@ -194,9 +194,9 @@ class RelayedTurn(Response):
     def _notice(self) -> None:
         """Something has happened in the turn: it is written soon, together with what else happens until then."""
         if self._due is None:
-            self._due = self._loop.call_soon(self._say_soon)
+            self._due = self._loop.call_soon(self._send_soon)
 
-    def _say_soon(self) -> None:
+    def _send_soon(self) -> None:
         """Say what has happened without the task, where nobody need wait and the stream goes on."""
         self._due = None
         if self._sending_since:

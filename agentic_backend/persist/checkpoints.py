@@ -35,21 +35,21 @@ class PostgresGraphState:
     @asynccontextmanager
     async def saver(self) -> AsyncIterator[BaseCheckpointSaver[Any]]:
         """See `GraphState`. Raises `NotKept`."""
-        with _told(_STATE):
+        with _translated_errors(_STATE):
             async with self._pool.saver() as saver:
                 yield saver
 
     async def write(self, parts: Sequence[StatePart]) -> None:
         """See `GraphState`. Raises `NotKept`: a turn whose state cannot be stored does not end well."""
         statements = await encoded(parts)
-        with _told(_STATE):
+        with _translated_errors(_STATE):
             async with self._pool.connection(patient=True) as connection:
                 await execute_all(connection, statements)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[BaseStore]:
         """See `GraphState`. Raises `NotKept`."""
-        with _told("store of a graph"):
+        with _translated_errors("store of a graph"):
             async with self._pool.store() as store:
                 yield store
 
@@ -62,7 +62,7 @@ class PostgresCheckpoints:
 
     async def keep(self, session_id: str, saved: SavedRun) -> None:
         """Store a run, replacing the one that waited in its session. Raises `NotKept`."""
-        with _told("run that waits"):
+        with _translated_errors("run that waits"):
             async with self._pool.saver() as saver:
                 await saver.adelete_thread(session_id)
                 for one in saved.checkpoints:
@@ -97,7 +97,7 @@ class PostgresCheckpoints:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _translated_errors(what: str) -> Iterator[None]:
     """Psycopg's errors become `NotKept`; those about a value that Postgres cannot hold, such as a NUL in a text, the
     failure of the turn: to try again would not help."""
     try:

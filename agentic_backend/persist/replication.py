@@ -81,10 +81,10 @@ class Replication:
         async with self._database.main.connection() as connection:
             (row,) = await connection.execute("replication", LOOK)
         if self._timeline not in ("", row.timeline):
-            self._tell_failover(row.timeline)
+            self._log_failover(row.timeline)
         self._timeline = row.timeline
         self._publish(row, _Moment(at, written, row.reached))
-        self._tell(row)
+        self._log_state(row)
         return not row.waits and row.has is not None
 
     def _publish(self, row: AnyRow, now: _Moment) -> None:
@@ -111,7 +111,7 @@ class Replication:
         last = self._moments[0]
         return self._written() - last.written, 0.0 if last is now and now.reached <= has else self._clock() - last.at
 
-    def _tell(self, row: AnyRow) -> None:
+    def _log_state(self, row: AnyRow) -> None:
         """Log what an operator has to know, at the start and where it changes."""
         told = (row.waits, row.standbys > 0, row.has is not None)
         if told == self._told:
@@ -132,7 +132,7 @@ class Replication:
                 "standby has not received: app_postgres_unreplicated_records"
             )
 
-    def _tell_failover(self, timeline: str) -> None:
+    def _log_failover(self, timeline: str) -> None:
         moments, self._moments = self._moments, []
         if self._told is not None and self._told[0]:
             lost = "its commits waited for a standby, so none of ours is missing there"

@@ -157,7 +157,7 @@ class SharedCount:
             if len(ages()) > self._most:
                 return False  # whatever others hold
             try:
-                return await self._tell(user_id, ages(), self._most) is not None
+                return await self._publish_share(user_id, ages(), self._most) is not None
             except HistoryUnavailable:
                 return True
 
@@ -191,7 +191,7 @@ class SharedCount:
         try:
             async with self._locks.setdefault(user_id, asyncio.Lock()):
                 told_at = time.monotonic()
-                told = await self._tell(user_id, self._held.ages_of(user_id))
+                told = await self._publish_share(user_id, self._held.ages_of(user_id))
             await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
         except HistoryUnavailable:
             self._due[user_id] = True
@@ -201,7 +201,7 @@ class SharedCount:
     def _is_untold(self, user_id: str, count: int) -> bool:
         return user_id not in self._told and count <= int(self._most * _UNTOLD / self._shares.instances)
 
-    async def _tell(self, user_id: str, ages: list[float], most: int | None = None) -> Told | None:
+    async def _publish_share(self, user_id: str, ages: list[float], most: int | None = None) -> Told | None:
         """Write what the user holds here and return what all instances hold then. None if that would exceed `most`."""
         await self._shares.forget_earlier()
         values = {**self._shares.judge, "user_id": user_id, "kind": self._kind, "ages": ages, "most": most}
@@ -221,7 +221,7 @@ class SharedCount:
         if me in over:
             self._keep_newest(user_id, len(told[me]) - over.count(me), told_at)
         for instance in set(over) - {me} if tell_others else ():
-            await self._shares.say_full(instance, user_id)
+            await self._shares.report_full(instance, user_id)
 
 
 class SharedLimits:
@@ -229,14 +229,14 @@ class SharedLimits:
     moment."""
 
     def __init__(
-        self, queries: Queries, me: str, dead_s: float, say_full: Callable[[str, str], Awaitable[None]]
+        self, queries: Queries, me: str, dead_s: float, report_full: Callable[[str, str], Awaitable[None]]
     ) -> None:
-        """`say_full` has an instance see for itself which sockets of a user it must close. Raises
+        """`report_full` has an instance see for itself which sockets of a user it must close. Raises
         `HistoryUnavailable`."""
         self.queries = queries
         self.me = me
         self.judge = {"me": me, "dead_s": dead_s}
-        self.say_full = say_full
+        self.report_full = report_full
         self.instances = 2
         self._counts: dict[str, SharedCount] = {}
         self._forgetting = asyncio.Lock()

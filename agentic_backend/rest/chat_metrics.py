@@ -60,14 +60,14 @@ def add_chat_metrics(router: APIRouter, figures: Callable[[], ChatFigures], call
                 {
                     "timestamp": bucket.at,
                     "group": bucket.group,
-                    "aggregations": _told(agg, bucket),
+                    "aggregations": _named_values(agg, bucket),
                 }
                 for bucket in buckets
             ],
         }
 
 
-def _told(asked: list[str], bucket: Bucket) -> dict[str, float | None]:
+def _named_values(asked: list[str], bucket: Bucket) -> dict[str, float | None]:
     """Each value under the name that was asked for, and under Fred's: `total_tokens:sum`, `total_tokens_sum`."""
     values = {name: bucket.values[_ASKED[name]] for name in asked}
     return values | {name.replace(":", "_"): value for name, value in values.items()}

@@ -12,7 +12,7 @@ _QUANTILES: Final = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 _NOW_S: Final = 60.0
 
 
-def told_of_day(windows: Windows, window_s: float) -> dict[str, Any]:
+def day_view(windows: Windows, window_s: float) -> dict[str, Any]:
     """The last `window_s`, whole, by agent and model, and in steps; the levels and the verdict of now. From any thread:
     some milliseconds for a day, since steps that have ended are computed once."""
     day = windows.day
@@ -22,20 +22,20 @@ def told_of_day(windows: Windows, window_s: float) -> dict[str, Any]:
         "window_s": window_s,
         "verdict": judge(windows.last(_NOW_S)).json(),
         "levels": dict(zip(LEVELS, day.latest, strict=True)),
-        "whole": _told(whole),
+        "whole": _step_view(whole),
         "agents": _by_name(whole, "agent"),
         "models": _by_name(whole, "model"),
-        "steps": [*map(_told_once, steps[:-1]), *([_told(steps[-1])] if steps[-1].time.seconds > 0 else ())],
+        "steps": [*map(_cached_step, steps[:-1]), *([_step_view(steps[-1])] if steps[-1].time.seconds > 0 else ())],
     }
 
 
-def _told_once(step: DayStep) -> dict[str, Any]:
+def _cached_step(step: DayStep) -> dict[str, Any]:
     if step.told is None:
-        step.told = _told(step)
+        step.told = _step_view(step)
     return step.told
 
 
-def _told(step: DayStep) -> dict[str, Any]:
+def _step_view(step: DayStep) -> dict[str, Any]:
     time = step.time
     every = step.tallies.get(("all", OTHERS)) or Tally().kept()
     verdict = judge(time).json()

@@ -15,7 +15,7 @@ from fastapi import Path as PathParam
 from starlette.responses import Response
 
 from agentic_backend.errors import BadRequest, ExchangeNotFound, Forbidden
-from agentic_backend.rest.kpi_day import told_of_day
+from agentic_backend.rest.kpi_day import day_view
 from agentic_backend.verdict import Slice, Windows, judge, merged
 from agentic_backend.verdict.day import DAY_S
 from agentic_backend.verdict.window import KEPT_S
@@ -95,7 +95,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """Who bounds the service, with the milliseconds of a turn by cause: for operators."""
-        return _json(await _said(seen, "verdict", instance, _Asked(window_s)))
+        return _json(await _view_of(seen, "verdict", instance, _Asked(window_s)))
 
     @router.get("/kpi/live", response_model=dict[str, Any])
     async def live(
@@ -104,7 +104,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """The last minutes in steps of ten seconds: latencies, lag, verdicts. For operators."""
-        return _json(await _said(seen, "live", instance, _Asked(window_s)))
+        return _json(await _view_of(seen, "live", instance, _Asked(window_s)))
 
     @router.get("/kpi/day", response_model=dict[str, Any])
     async def day(
@@ -113,7 +113,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """Up to 24 hours in steps of 10 s, of a minute or of five, with latencies by agent and model. For operators."""
-        return _json(await _said(seen, "day", instance, _Asked(window_s)))
+        return _json(await _view_of(seen, "day", instance, _Asked(window_s)))
 
     @router.get("/kpi/turns/{exchange_id}", response_model=dict[str, Any])
     async def turn(
@@ -122,7 +122,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
         instance: Instance = None,
     ) -> Response:
         """The ledger and the figures of one of the newest 2,000 turns of an instance: for operators."""
-        said = await _said(seen, "turn", instance, _Asked(exchange=exchange_id))
+        said = await _view_of(seen, "turn", instance, _Asked(exchange=exchange_id))
         if json.loads(said)["turn"] is None:
             raise ExchangeNotFound
         return _json(said)
@@ -130,7 +130,7 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
     @router.get("/kpi/stalls", response_model=list[dict[str, Any]])
     async def stalls(seen: operator, instance: Instance = None) -> Response:
         """Who held the event loop since the start, and for how long: for operators."""
-        return _json(await _said(seen, "stalls", instance, _Asked()))
+        return _json(await _view_of(seen, "stalls", instance, _Asked()))
 
     @router.get("/kpi/instances")
     async def instances(seen: operator) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class _Asked:
         return {"window_s": repr(self.window_s), "exchange": self.exchange}
 
 
-async def _said(seen: KpiViews, name: str, instance: str | None, asked: _Asked) -> bytes:
+async def _view_of(seen: KpiViews, name: str, instance: str | None, asked: _Asked) -> bytes:
     """The view of this instance, or of another one. Raises `BadRequest` where no such instance lives."""
     others = seen.others
     if instance is None or (others is not None and instance == others.me):
@@ -202,7 +202,7 @@ def _day(seen: KpiViews, asked: _Asked) -> dict[str, Any]:
         **seen.whose,
         "now": _wall(0.0),
         "lag_ms": round(seen.lag_s() * 1e3, 3),
-        **told_of_day(seen.windows, asked.window_s),
+        **day_view(seen.windows, asked.window_s),
     }
 
 

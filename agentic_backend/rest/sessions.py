@@ -129,7 +129,7 @@ def add_sessions(router: APIRouter, services: Callable[[], SessionServices], cal
         if session is None:
             raise SessionNotFound
         await state.registry.note_change(session)
-        state.hub.say_renamed(session)
+        state.hub.send_renamed(session)
         return session.listed()
 
 

@@ -54,10 +54,10 @@ class Branching:
         """That of a question as it is stored."""
         if not is_question(question) or b'"after_rank"' not in question.json:
             return cls()
-        return cls.said_in(question.metadata)
+        return cls.from_metadata(question.metadata)
 
     @classmethod
-    def said_in(cls, metadata: Mapping[str, Any]) -> "Branching":
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Branching":
         """That of the metadata of a question."""
         extras = metadata.get("extras")
         if not isinstance(extras, dict) or not isinstance(extras.get(AFTER_RANK), int):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from agentic_backend.agent.people import said_in
+from agentic_backend.agent.people import answer_in_words
 from agentic_backend.events import (
     AgentEvent,
     Channel,
@@ -31,8 +31,8 @@ from agentic_backend.session.stream import (
     NOT_TOLD,
     Ask,
     Cited,
-    CustomSaid,
-    GraphSaid,
+    CustomPart,
+    GraphPart,
     SpokenBy,
     TextDelta,
     ThoughtDelta,
@@ -149,7 +149,7 @@ class Exchange:
         return (self._text_rank is not None) + len(self._kept)
 
     @property
-    def told_extras(self) -> dict[str, Any]:
+    def stream_metadata(self) -> dict[str, Any]:
         """What the metadata of the last message says about what was streamed: `deltas`, `thinking_ms` and
         `late_thoughts`, each only where there was any, and of a hosted graph `message_id` and `node`."""
         extras: dict[str, Any] = {}
@@ -207,7 +207,7 @@ class Exchange:
         encoded = dumps(answer)
         if len(encoded) > _DECISION_BYTES:
             decision.update(answer=encoded[:_DECISION_BYTES].decode(errors="ignore"), cut=True)
-        return [text_part(said_in(asked, answer))], self._noted({"decision": decision})
+        return [text_part(answer_in_words(asked, answer))], self._noted({"decision": decision})
 
     def _noted(self, extras: dict[str, Any]) -> dict[str, Any]:
         """The metadata of what the user said, with what the door notes beside it."""
@@ -264,7 +264,7 @@ class Exchange:
         told = self._graph_left.takes(event.json, self.ask.exchange_id)
         # If a state is dropped, what a client knows is out of date: it must not take that for the final state.
         if told or (event.mode == "values" and not event.namespace):
-            self.turn.publish(GraphSaid(event.mode, event.namespace, event.json if told else NOT_TOLD))
+            self.turn.publish(GraphPart(event.mode, event.namespace, event.json if told else NOT_TOLD))
 
     def _delta(self, event: Delta) -> None:
         now = self._note_output()
@@ -336,7 +336,7 @@ class Exchange:
             self._custom_left.drop(self.ask.exchange_id, "it is no JSON")
             return
         if self._custom_left.takes(encoded, self.ask.exchange_id):
-            self.turn.publish(CustomSaid(encoded))
+            self.turn.publish(CustomPart(encoded))
 
     def _end_text(self) -> None:
         if self._text_rank is not None:

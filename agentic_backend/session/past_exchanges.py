@@ -179,7 +179,7 @@ class StoredExchange:
         """The session as it was before its newest exchange, this one: the same ranks are assigned again."""
         return replace(session, next_rank=self.question.rank)
 
-    def tell(self, turn: Turn, session: Session) -> None:
+    def publish(self, turn: Turn, session: Session) -> None:
         """Publish it as the turn's events: accepted, each message, the answer's text in one piece, its end.
 
         It replaces what a run of the turn has published that broke off.

@@ -247,7 +247,7 @@ class TurnRegistry:
         turn = self.find(exchange_id, user_id)
         # Our copy of a turn that another instance runs may be behind: a client coming from there would get events
         # twice.
-        tells = turn is not None and (self._runner.elsewhere is None or turn.tells_from(after_seq))
+        tells = turn is not None and (self._runner.elsewhere is None or turn.continues_from(after_seq))
         if turn is not None and turn.ask.session_id == session_id and tells:
             return turn
         ask = Ask(session_id, "", "", exchange_id, user_id, time.perf_counter(), request_id=request_id)
@@ -302,7 +302,7 @@ class TurnRegistry:
                 slot.running.cancel()
                 slot.running.forgotten = True
                 await slot.running.wait_ended()
-        self._watches.say(session_id, user_id, None, GONE)
+        self._watches.notify(session_id, user_id, None, GONE)
         for key, turn in list(self._ended.items()):
             if key[0] == user_id and turn.ask.session_id == session_id:
                 self._drop(key)
@@ -351,17 +351,17 @@ class TurnRegistry:
     async def prefer(self, session_id: str, user_id: str, preferences: dict[str, Any]) -> None:
         """Take over preferences that were stored, also for the turn that runs now, here or elsewhere."""
         self._take_over(session_id, user_id, preferences=preferences)
-        await self._tell_changed(session_id, user_id)
+        await self._publish_change(session_id, user_id)
 
     async def rename(self, session_id: str, user_id: str, title: str) -> None:
         """Take over a title that was stored, also for the turn that runs now, here or elsewhere."""
         self._take_over(session_id, user_id, title=title)
-        await self._tell_changed(session_id, user_id)
+        await self._publish_change(session_id, user_id)
 
     async def note_change(self, session: Session) -> None:
         """Take over what a person has changed of a session, its title or its pin, here and elsewhere."""
         self._take_over(session.id, session.user_id, title=session.title or None)
-        await self._tell_changed(session.id, session.user_id)
+        await self._publish_change(session.id, session.user_id)
 
     def reread(self, session: Session) -> None:
         """Take over what another instance has stored of a session outside a turn."""
@@ -379,9 +379,9 @@ class TurnRegistry:
             slot.running.preferences = slot.running.preferences if preferences is None else preferences
             slot.running.title = slot.running.title if title is None else title
 
-    async def _tell_changed(self, session_id: str, user_id: str) -> None:
+    async def _publish_change(self, session_id: str, user_id: str) -> None:
         if self._runner.elsewhere is not None:
-            await self._runner.elsewhere.tell_changed(session_id, user_id)
+            await self._runner.elsewhere.publish_change(session_id, user_id)
 
     def expire(self) -> None:
         """Drop ended turns above the age or the byte limit."""
@@ -459,7 +459,7 @@ class TurnRegistry:
             self._admission.enter_user(turn.ask.user_id)
             turn.counted = True
         turn.bind(self._tasks.spawn("turn", lambda: self._run(key, turn, place)))
-        self._watches.say(turn.ask.session_id, turn.ask.user_id, turn.ask.exchange_id)
+        self._watches.notify(turn.ask.session_id, turn.ask.user_id, turn.ask.exchange_id)
 
     def _admit(self, ask: Ask) -> None:
         if self.draining:
@@ -484,19 +484,19 @@ class TurnRegistry:
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 turn.begin()  # one that is stopped already is stopped where it runs
-            await self._tell(turn)
+            await self._publish_elsewhere(turn)
         finally:
             if self._mirrors.get(key) is turn:
                 del self._mirrors[key]
             _end_unforeseen(turn)
 
-    async def _tell(self, turn: Turn) -> None:
+    async def _publish_elsewhere(self, turn: Turn) -> None:
         """Publish an exchange that this process does not run: as the instance does that runs it, else from history."""
         elsewhere, stopped = self._runner.elsewhere, turn.cancel_requested
         while True:
             try:
                 if elsewhere is None or not await elsewhere.mirror(turn):
-                    await self._runner.tell(turn)
+                    await self._runner.publish_past(turn)
                 elif not turn.ended:
                     refuse(turn, ExchangeNotFound())  # nobody is there who would see it
                 return
@@ -591,7 +591,7 @@ class TurnRegistry:
         self._mirrors[key] = turn
         turn.mirror_from_now_on(run_over=True)
         try:
-            await self._tell(turn)
+            await self._publish_elsewhere(turn)
         finally:
             if self._mirrors.get(key) is turn:
                 del self._mirrors[key]

@@ -134,7 +134,7 @@ class Restarts:
             refuse(turn, error)  # as it refuses any ask now: who follows comes again, and it runs then
             return
         session = record.session.preferring(turn.preferences).titled(turn.title)
-        StoredExchange(record.messages).tell(turn, session)
+        StoredExchange(record.messages).publish(turn, session)
 
 
 def ask_of(cut: AskRecord) -> Ask:

@@ -225,7 +225,7 @@ class Elsewhere(Protocol):
         """Have another instance go on with a turn that this one has let go of. Never raises: without it they find it
         when this instance has left."""
 
-    async def tell_changed(self, session_id: str, user_id: str) -> None:
+    async def publish_change(self, session_id: str, user_id: str) -> None:
         """Have all instances take over a title or preferences that were stored: a read after this, at any instance,
         finds them. Never raises; on a failure the others may learn of it late."""
 

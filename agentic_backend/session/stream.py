@@ -157,7 +157,7 @@ class ThoughtDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class CustomSaid:
+class CustomPart:
     """What an agent's code tells its clients, as JSON."""
 
     json: bytes
@@ -168,7 +168,7 @@ NOT_TOLD = b"null"
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSaid:
+class GraphPart:
     """What LangGraph's stream says of a hosted graph's run in one of its modes, as JSON, where the ask wants it."""
 
     mode: str
@@ -268,10 +268,10 @@ Fragment = TextDelta | ThoughtDelta
 Terminal = Final | Awaiting | Cancelled | Failed
 """The end of an exchange, or of its run up to a question to a person."""
 Payload = (
-    Accepted | Restarted | Fragment | CustomSaid | GraphSaid | SpokenBy | Whole | Cited | SessionChanged | Terminal
+    Accepted | Restarted | Fragment | CustomPart | GraphPart | SpokenBy | Whole | Cited | SessionChanged | Terminal
 )
 _FRAGMENTS = (TextDelta, ThoughtDelta)
-SILENT = (GraphSaid, SpokenBy)
+SILENT = (GraphPart, SpokenBy)
 """Events of which only the door of LangGraph's clients says anything."""
 _TERMINAL = get_args(Terminal)  # each event is compared with it, and a union takes longer
 _TEXT_BYTES = 60
@@ -703,7 +703,7 @@ class Turn:
             return self.shown_from
         return max(self.shown_from, self.events.after(seq))
 
-    def tells_from(self, seq: int) -> bool:
+    def continues_from(self, seq: int) -> bool:
         """Whether a client that has the events up to `seq` would hear what comes after them, and nothing again."""
         return self.begins_after == seq or (self.begins_after < seq <= self._seq and bool(self.events))
 
@@ -745,7 +745,7 @@ def _weight(payload: Payload) -> int:
     """Roughly the bytes an event keeps alive: what the replay bound counts."""
     if isinstance(payload, _FRAGMENTS):
         return _TEXT_BYTES + len(payload.text)
-    if isinstance(payload, CustomSaid | GraphSaid):
+    if isinstance(payload, CustomPart | GraphPart):
         return 200 + len(payload.json)
     if isinstance(payload, Whole):
         return 200 + _message_weight(payload.message)
@@ -768,7 +768,7 @@ def _frame_bytes(payload: Payload) -> FrameBytes:
     if isinstance(payload, SILENT):
         return _NO_FRAMES
     said = 0
-    if isinstance(payload, CustomSaid):
+    if isinstance(payload, CustomPart):
         said = len(payload.json)
     elif isinstance(payload, Cited):
         said = len(dumps(payload.hits))

@@ -203,7 +203,7 @@ class TurnRunner:
                     known, prepared = await self._known_and_prepared(turn, known, agent, lease)
                     if prepared is None:
                         return known
-                    exchange, begun = self._made_ready(turn, prepared)
+                    exchange, begun = self._begin_exchange(turn, prepared)
                     try:
                         waited_s, prepared = await self._take_slot(turn, prepared, begun)
                     except LeaseLost:
@@ -237,7 +237,7 @@ class TurnRunner:
         else:
             self._stopped_before_start(turn, known)
 
-    async def tell(self, turn: Turn) -> None:
+    async def publish_past(self, turn: Turn) -> None:
         """Publish the turn's exchange from history; a ServiceError becomes the turn's only event."""
         ask = turn.ask
         try:
@@ -250,7 +250,7 @@ class TurnRunner:
         except ServiceError as error:
             refuse(turn, error)
             return
-        StoredExchange.decode(encoded).tell(turn, session)
+        StoredExchange.decode(encoded).publish(turn, session)
 
     async def _lease(self, turn: Turn) -> Lease | None:
         """The session's lease, None without leases. An ask that may wait does so while another instance runs a turn of
@@ -329,7 +329,7 @@ class TurnRunner:
         ask, session = turn.ask, known.session.with_agent(turn.ask.agent_id)
         stored = await self._stored(ask, known)
         if stored is not None and _has_ended(stored, turn):
-            stored.tell(turn, session)
+            stored.publish(turn, session)
             return None
         if turn.cut is not None:
             self._expect_rerun(turn.cut, known, stored, agent)
@@ -428,7 +428,7 @@ class TurnRunner:
             return False
         return agent.restart == "from_checkpoint" or (agent.restart == "from_question" and not continued)
 
-    def _made_ready(self, turn: Turn, prepared: _Prepared) -> tuple[Exchange, AskRecord]:
+    def _begin_exchange(self, turn: Turn, prepared: _Prepared) -> tuple[Exchange, AskRecord]:
         """The exchange of the run that begins, which has published nothing, and its record."""
         with phase("turn_open"):
             exchange = Exchange(turn, prepared.session, keep_thoughts=self._rules.keep_thoughts)
@@ -689,7 +689,7 @@ class TurnRunner:
             "total_ms": round(latency_ms, 3),
             "unattributed_ms": round(ledger.unattributed_ms(latency_ms), 3),
         }
-        extras.update(exchange.told_extras)
+        extras.update(exchange.stream_metadata)
         if exchange.turn.restarted:
             extras["restarted"] = True
             if exchange.turn.runs_before > 1:

@@ -41,7 +41,7 @@ class Watches:
 
         return stop
 
-    def say(self, session_id: str, user_id: str, exchange_id: str | None, next_rank: int = 0) -> None:
+    def notify(self, session_id: str, user_id: str, exchange_id: str | None, next_rank: int = 0) -> None:
         """Tell who watches the session."""
         for on_turn in tuple(self._watching.get((session_id, user_id), ())):
             on_turn(exchange_id, next_rank)
@@ -55,7 +55,7 @@ class Watches:
             if key not in self._watching or self._seen.get(key) == newest:
                 continue
             self._seen[key] = newest
-            self.say(*key, newest.exchange_id, newest.next_rank)
+            self.notify(*key, newest.exchange_id, newest.next_rank)
 
     async def follow(self, elsewhere: Elsewhere) -> None:
         """Do that once a second until cancelled."""

@@ -180,7 +180,7 @@ class Breaker:
         return self._open_until is None
 
     @property
-    def told(self) -> Literal["unknown", "up", "down"]:
+    def health(self) -> Literal["unknown", "up", "down"]:
         """What is known of the dependency: `down` while calls are refused, `unknown` before one has succeeded."""
         if self._open_until is not None:
             return "down"

@@ -244,7 +244,7 @@ class AuditLog:
             async with self._database.main.connection() as connection:
                 return await connection.execute(op, statement, values)
         except DatabaseFault as error:
-            self._say(op, error)
+            self._log_error(op, error)
             raise self._unavailable() from None
 
     async def _write_on(self) -> None:
@@ -267,7 +267,7 @@ class AuditLog:
             async with self._database.main.connection() as connection:
                 await connection.execute("add_audit", self._statement, {"audit": events_parameter(*batch)})
         except DatabaseFault as error:
-            self._say("add_audit", error)
+            self._log_error("add_audit", error)
             if cause_of(error) is not Cause.POISON:
                 return False
             if len(batch) > 1:  # one of them: the others are not lost with it
@@ -286,10 +286,10 @@ class AuditLog:
                 if gone := await self.prune():
                     logger.info("deleted %d audit events older than %d days", gone, self._rules.days)
             except DatabaseFault as error:
-                self._say("audit_prune", error)
+                self._log_error("audit_prune", error)
             await asyncio.sleep(self._rules.prune_every_s)
 
-    def _say(self, op: str, error: AnyFault) -> None:
+    def _log_error(self, op: str, error: AnyFault) -> None:
         self._log.warning(op, "%s failed: cause=%s sqlstate=%s", op, cause_of(error), sqlstate_of(error))
 
 

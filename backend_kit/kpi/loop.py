@@ -225,7 +225,7 @@ class LoopMonitor:
                 self._look(loop, loop_thread)
             percent = busy.percent()
             if percent is not None:
-                self._tell_busy(percent, busy.seconds())
+                self._warn_busy(percent, busy.seconds())
                 self._starved.publish(cores.look())
                 self._rest_if_idle(percent)
             if due <= now:
@@ -235,7 +235,7 @@ class LoopMonitor:
                     return
                 due = max(due + (self._rest_s if self._resting else self._interval), now)
 
-    def _tell_busy(self, percent: float, seconds: int) -> None:
+    def _warn_busy(self, percent: float, seconds: int) -> None:
         for _ in range(seconds):
             self._busy.set(percent)
 
@@ -372,12 +372,12 @@ class LoopMonitor:
         self._enter_stall()
         if self._seen is None:
             self._seen = self._senses.sight(loop, loop_thread)
-            self._say(self._seen, age)
+            self._warn_late(self._seen, age)
 
     def _leave_stall(self) -> None:
         seen = self._seen
         if seen is None and (seen := self._glimpsed()) is not None:
-            self._say(seen, self._worst_s)
+            self._warn_late(seen, self._worst_s)
         self.culprits.count(seen, self._worst_s * 1e3)
         self._seen = None
         self._worst_s = 0.0
@@ -390,7 +390,7 @@ class LoopMonitor:
         at, seen = self._glimpse
         return seen if self._worst_until - self._worst_s - _MOMENT_S <= at < self._worst_until else None
 
-    def _say(self, seen: Sighting, late_s: float) -> None:
+    def _warn_late(self, seen: Sighting, late_s: float) -> None:
         now = self._clock()
         if now - self._last_notice < _NOTICE_INTERVAL_S:
             return

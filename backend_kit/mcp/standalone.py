@@ -150,7 +150,7 @@ class StandaloneRequest:
         if self._rules.json_only:
             return
         told = {"jsonrpc": "2.0", "method": method}
-        await self._say(_event(told if params is None else {**told, "params": params}))
+        await self._write_piece(_event(told if params is None else {**told, "params": params}))
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is, if it wants to know."""
@@ -233,7 +233,7 @@ class StandaloneRequest:
     async def _reply(self, response: Response) -> None:
         await response(self._request.scope, self._request.receive, self._send)
 
-    async def _say(self, piece: bytes) -> None:
+    async def _write_piece(self, piece: bytes) -> None:
         async with self._writing:
             self._said_at = self._loop.time()
             # The head goes with the first piece, through everything that may change it.
@@ -264,7 +264,7 @@ class StandaloneRequest:
         if now >= due:
             due = now + silence_s
             if not self._writing.locked():
-                self._spawn("mcp-ping", partial(self._say, _PING))
+                self._spawn("mcp-ping", partial(self._write_piece, _PING))
         self._timer = self._loop.call_at(due, self._break_silence)
 
 

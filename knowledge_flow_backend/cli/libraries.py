@@ -103,7 +103,7 @@ async def _libraries(service: LibraryService, _options: argparse.Namespace) -> i
     for tag in await service.ask("GET", "/tags"):
         everyone = "yes" if tag["everyone"] else "no"
         rows.append((tag["full_path"], str(tag["document_count"]), tag["owner_id"], everyone, tag["id"]))
-    _say_table(rows)
+    _print_table(rows)
     return 0
 
 
@@ -117,7 +117,7 @@ async def _share(service: LibraryService, options: argparse.Namespace) -> int:
         told = await service.ask("PUT", path, readers)
     else:
         told = await service.ask("GET", path)
-    _say_table(
+    _print_table(
         [
             ("everyone", "yes" if told["everyone"] else "no"),
             ("users", ", ".join(told["users"]) or "none"),
@@ -138,10 +138,10 @@ async def _move(service: LibraryService, options: argparse.Namespace) -> int:
                 await _place(service, document, source, to)
         except Declined as declined:
             failed += 1
-            _say(f"failed    {name}: {declined}")
+            _print_line(f"failed    {name}: {declined}")
         else:
             failed += not found
-            _say(f"moved     {name}" if found else f"failed    {name}: not in {source['full_path']}")
+            _print_line(f"moved     {name}" if found else f"failed    {name}: not in {source['full_path']}")
     return 1 if failed else 0
 
 
@@ -150,13 +150,13 @@ async def _place(service: LibraryService, document: Mapping[str, Any], source: T
     await service.ask("PUT", f"/documents/{document['document_uid']}/tags", {"tag_ids": [*kept, to["id"]]})
 
 
-def _say_table(rows: Sequence[Sequence[str]]) -> None:
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        _say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        _print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     # Other people choose the names: none may move the cursor.
     sys.stdout.write("".join(char if char.isprintable() else "?" for char in text) + "\n")
     sys.stdout.flush()

@@ -53,9 +53,9 @@ def build(target: Path, weights: Path | None = None) -> None:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=mine, dir=target.parent) as directory:
             if weights is None:
-                _say("fetching")
+                _print_step("fetching")
             put_weights(Path(directory), weights, os.environ)
-            _say("building")
+            _print_step("building")
             made = _quantised(Path(directory))
             tokenizer = tokenizer_file(made)
             Path(directory, TOKENIZER).rename(tokenizer)
@@ -67,7 +67,7 @@ def build(target: Path, weights: Path | None = None) -> None:
             sums.replace(sums_file(target))
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     sys.stdout.write(f"{step}\n")
     sys.stdout.flush()
 

@@ -122,7 +122,7 @@ class OpenAiEmbedder:
     @property
     def state(self) -> str:
         """`unknown` before the endpoint has answered, `ready`, or `down` while it is not asked for its failures."""
-        told = self._breaker.told
+        told = self._breaker.health
         return "ready" if told == "up" else told
 
     async def dimension(self) -> int:

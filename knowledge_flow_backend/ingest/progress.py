@@ -83,13 +83,13 @@ class UploadProgress:
     """The files of one request that are not done yet, and where their progress is reported."""
 
     def __init__(
-        self, files: list[ReceivedFile], where: Destination, tell: Callable[[Line | None], None], *, entered: bool
+        self, files: list[ReceivedFile], where: Destination, send: Callable[[Line | None], None], *, entered: bool
     ) -> None:
         """`entered`: it has a place among the uploads, to be given back at its end."""
         self.entered = entered
         self.waiting = [Work(file, self) for file in files]
         self.where = where
-        self.tell = tell
+        self.send = send
         self.figures = Figures()
         self.stored = asyncio.Event()
         """Set once every file is durable or has its outcome."""
@@ -104,15 +104,15 @@ class UploadProgress:
             line |= {"status": "error", "error": SENTENCES[outcome.reason], "code": outcome.reason.value}
         else:
             line["status"] = "unchanged" if outcome.unchanged else "success"
-        self.tell(line)
+        self.send(line)
 
     def end(self) -> None:
         """Report the end of the upload."""
         total, failed = self.figures.files, self.figures.failed
         status = "success" if not failed else "partial" if failed < total else "error"
         counts = {"total": total, "succeeded": total - failed, "failed": failed}
-        self.tell({"step": "done", "filename": "", "status": status, **counts, **self.figures.wire()})
-        self.tell(None)
+        self.send({"step": "done", "filename": "", "status": status, **counts, **self.figures.wire()})
+        self.send(None)
         self.figures.report()
         self.stored.set()
         self.ended.set()
@@ -133,7 +133,7 @@ class Work:
         """Continue a job that a dead process left."""
         self.claim, self.left = left.claim, left
 
-    def say(self, stage: Stage, status: str, **more: int | str) -> None:
+    def report(self, stage: Stage, status: str, **more: int | str) -> None:
         """Report a stage."""
         uid = self.claim.uid if self.claim is not None else None
-        self.upload.tell({"step": stage, "filename": self.file.name, "status": status, "document_uid": uid, **more})
+        self.upload.send({"step": stage, "filename": self.file.name, "status": status, "document_uid": uid, **more})

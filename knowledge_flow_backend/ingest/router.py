@@ -68,7 +68,7 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
                 state.ingest.leave(identity.uid)
                 for file in upload.files:
                     await state.staging.drop(file.folder)
-        return _told(lines)
+        return _stream_lines(lines)
 
     @router.post("/documents/{uid}/ingest")
     async def ingest_again(uid: Id, identity: caller) -> Response:
@@ -86,12 +86,12 @@ def build_router(services: Callable[[], IngestServices], identify: Callable[...,
                 state.ingest.leave(identity.uid)
         if lines is None:
             raise HTTPException(404, "Document not found.")
-        return _told(lines)
+        return _stream_lines(lines)
 
     return router
 
 
-def _told(lines: AsyncIterator[Line]) -> Response:
+def _stream_lines(lines: AsyncIterator[Line]) -> Response:
     return StreamingResponse(_encoded(lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
 
 

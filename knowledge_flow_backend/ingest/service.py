@@ -285,7 +285,7 @@ class IngestService:
         async with self._stage(work, claim, "embed"):
 
             def embedded(count: int) -> None:
-                work.say("embed", "in_progress", done=count, of=len(chunks))
+                work.report("embed", "in_progress", done=count, of=len(chunks))
 
             vectors = await self._steps.embed(outline.title, chunks, file, user_id, patient=True, embedded=embedded)
         async with self._stage(work, claim, "index"):
@@ -301,7 +301,7 @@ class IngestService:
         puts into the dictionary it is given."""
         claim.stages[stage] = {"status": "running"}
         await self._intake.note(claim)
-        work.say(stage, "in_progress")
+        work.report(stage, "in_progress")
         found: dict[str, Any] = {}
         began = perf_counter()
         status = "failed"
@@ -313,7 +313,7 @@ class IngestService:
             seconds = perf_counter() - began
             work.upload.figures.stages[stage] += seconds
             claim.stages[stage] = {"status": status, "ms": round(seconds * 1e3, 3), **found}
-        work.say(stage, "success", **found)
+        work.report(stage, "success", **found)
 
 
 def arrival_of(work: Work, rules: IngestRules) -> Arrival:

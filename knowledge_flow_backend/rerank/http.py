@@ -58,9 +58,9 @@ class HttpReranker:
                 async with asyncio.timeout(self._rules.deadline_s):
                     return await self._scores(question, candidates)
         except BadScores as failure:
-            raise self._say("failed", f"the answer makes no sense: {failure}") from None
+            raise self._log_failure("failed", f"the answer makes no sense: {failure}") from None
         except CallFailed as failure:
-            raise self._say("busy" if failure.kind == "busy" else "failed", str(failure)) from None
+            raise self._log_failure("busy" if failure.kind == "busy" else "failed", str(failure)) from None
 
     async def aclose(self) -> None:
         """Close the connections. Reranks that still run fail."""
@@ -84,7 +84,7 @@ class HttpReranker:
         answer = await self._calls.ask(body, budget_s=self._rules.deadline_s)
         return scores_of(answer, len(texts))
 
-    def _say(self, cause: str, reason: str) -> RerankFailed:
+    def _log_failure(self, cause: str, reason: str) -> RerankFailed:
         """Log a failure, at most once a second and reason, and return the error to raise for it."""
         self._log.warning(reason, "reranker %s: %s", self._rules.model, reason)
         return RerankFailed(cause)

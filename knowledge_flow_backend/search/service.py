@@ -182,13 +182,13 @@ class SearchService:
             status = "rejected"
             raise
         except DocumentsUnavailable as failure:
-            self._say(route, failure)
+            self._log_failure(route, failure)
             raise
         finally:
             self._metrics.searches_running.set(self.gate.running)
             self._metrics.request(route, status).observe(time.perf_counter() - begun)
 
-    def _say(self, route: str, failure: DocumentsUnavailable) -> None:
+    def _log_failure(self, route: str, failure: DocumentsUnavailable) -> None:
         self._log.warning(route, "%s failed: %s", route, failure)
 
 

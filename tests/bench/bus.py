@@ -47,7 +47,7 @@ class Ears:
 
     took_ms: list[float] = field(default_factory=list)
 
-    def hear(self, payload: str | bytes) -> None:
+    def receive(self, payload: str | bytes) -> None:
         """Take one: it begins with when it was sent."""
         self.took_ms.append((time.perf_counter() - float(payload.split()[0])) * 1e3)
 
@@ -58,7 +58,7 @@ async def by_postgres(dsn: str, count: int, ears: Ears) -> AsyncIterator[Send]:
 
     async def hear(connection: "psycopg.AsyncConnection[object]") -> None:
         async for notice in connection.notifies():
-            ears.hear(notice.payload)
+            ears.receive(notice.payload)
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         tasks = []
@@ -85,7 +85,7 @@ async def by_redis(port: int, count: int, ears: Ears) -> AsyncIterator[Send]:
             await channel.subscribe(CHANNEL)
             async for came in channel.listen():
                 if came["type"] == "message":
-                    ears.hear(came["data"])
+                    ears.receive(came["data"])
                 else:
                     subscribed.release()
 

@@ -30,7 +30,7 @@ def trouble(number: int) -> str:
 def test_what_programs_write_is_kept_and_only_trouble_is_shown(tmp_path: Path) -> None:
     screen = io.StringIO()
     told = Console(screen, tmp_path / "log" / "x.log")
-    told.say("turnwise", "hello")
+    told.print_line("turnwise", "hello")
     told.output("agentic", "2026-11-22 10:00:00,000 INFO a.b served")
     told.output("agentic", trouble(1))
     told.output("postgres", "2026-11-22 10:00:00 UTC [7] PANIC:  no room")
@@ -87,4 +87,4 @@ def test_a_terminal_that_is_gone_does_not_end_the_launcher(error: OSError) -> No
         def write(self, _text: str, /) -> int:
             raise error
 
-    Console(Gone()).say("sample", "text")
+    Console(Gone()).print_line("sample", "text")

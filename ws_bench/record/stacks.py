@@ -30,7 +30,7 @@ DOES = (
     ("socket: frames out", ("chat/writer.py:", "chat/hub.py:")),
     ("turn: session, history, record", ("agentic_backend/session/", "agentic_backend/persist/")),
     ("door: its own shapes", ("agentic_backend/surfaces/", "backend_kit/mcp/", "/mcp/")),
-    ("event stream out", ("chat/sse.py:_write", "chat/sse.py:_say_soon", "chat/series.py:_write")),
+    ("event stream out", ("chat/sse.py:_write", "chat/sse.py:_send_soon", "chat/series.py:_write")),
     ("socket: frames in; HTTP", ("/uvicorn/", "/starlette/", "/fastapi/", "agentic_backend/chat/")),
     ("lag probe, on the loop", ("kpi/loop.py:",)),
 )

@@ -439,7 +439,7 @@ class HostedAgent:
         if given is not None:
             begin = beginning_of(given, run.exchange_id, () if given.checkpoint else self._since(run))
         if begin is None:
-            return Beginning({MESSAGES: self._told(run)}, question_id_of(run.exchange_id))
+            return Beginning({MESSAGES: self._new_messages(run)}, question_id_of(run.exchange_id))
         kept = self._saver is not None and run.kept
         if begin.addressed and not (kept and (ref is not None or begin.told is not None or _changes(run))):
             raise InputRefused("there is nothing to go on from", field="input")
@@ -506,7 +506,7 @@ class HostedAgent:
         turn.checkpoint_id = ref.checkpoint_id  # one answer of several leaves the run where it is
         return ref.thread, answers
 
-    def _told(self, run: AgentRun) -> list[BaseMessage]:
+    def _new_messages(self, run: AgentRun) -> list[BaseMessage]:
         """The question, after what was said since the graph's newest state."""
         since = self._since(run)
         asked = question_id_of(run.exchange_id)

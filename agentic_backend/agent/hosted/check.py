@@ -93,10 +93,10 @@ class HandlerUnusable(ValueError):
 def load_handlers(paths: Sequence[str]) -> list[BaseCallbackHandler]:
     """A callback handler of LangChain's of each class, `package.module:Class`, made without arguments. Every run of
     every agent has it. Raises `HandlerUnusable`."""
-    return [_made(path) for path in paths]
+    return [_build_handler(path) for path in paths]
 
 
-def _made(path: str) -> BaseCallbackHandler:
+def _build_handler(path: str) -> BaseCallbackHandler:
     module, colon, name = path.partition(":")
     if not colon:
         raise HandlerUnusable(f"tracing.callbacks: {path} must be package.module:Class")

@@ -85,7 +85,7 @@ class LoadedGraph:
         """
         async with self._starting:
             if self.static is None and not self.per_run:
-                self.static = await self._made(self._stack)
+                self.static = await self._build_graph(self._stack)
 
     @asynccontextmanager
     async def for_run(self, config: RunnableConfig) -> AsyncIterator[AnyGraph]:
@@ -96,7 +96,7 @@ class LoadedGraph:
             yield self.static
             return
         async with AsyncExitStack() as stack:
-            yield await self._made(stack, config)
+            yield await self._build_graph(stack, config)
 
     async def aclose(self) -> None:
         """Close what builders opened."""
@@ -104,17 +104,17 @@ class LoadedGraph:
 
     def _build_now(self, builder: Callable[..., Any]) -> None:
         """Call a synchronous builder. What is not a graph yet is left to `start`, which calls it again."""
-        with self._place.told():
+        with self._place.user_code():
             made = builder()
         if inspect.iscoroutine(made):
             made.close()
         elif not _opens(made) and not inspect.isawaitable(made):
             self.static = self._checked(made)
 
-    async def _made(self, stack: AsyncExitStack, config: RunnableConfig | None = None) -> AnyGraph:
+    async def _build_graph(self, stack: AsyncExitStack, config: RunnableConfig | None = None) -> AnyGraph:
         builder = self._builder
         assert builder is not None
-        with self._place.told():
+        with self._place.user_code():
             if self._argument is None:
                 made = builder()
             elif self._argument == 0:
@@ -191,7 +191,7 @@ class _Place:
 
     def attribute(self) -> Any:
         """The object of that name, which may be dotted. Raises `GraphUnusable`."""
-        with self.told():
+        with self.user_code():
             found: Any = self._module
             for part in self.name.split("."):
                 found = getattr(found, part, _NOTHING)
@@ -203,12 +203,12 @@ class _Place:
         """Raise `GraphUnusable` with the place and the cause."""
         raise GraphUnusable(one_line(f"{self._file}:{_line_of(self._file, self.name)}: {cause}"))
 
-    def told(self) -> "_Told":
+    def user_code(self) -> "_UserCode":
         """A context in which the user's code runs."""
-        return _Told(self._file)
+        return _UserCode(self._file)
 
 
-class _Told:
+class _UserCode:
     """Turns whatever a user's code raises into `GraphFailed`, except for an interrupted or cancelled program."""
 
     def __init__(self, file: str) -> None:
@@ -244,7 +244,7 @@ def _is_path(where: str) -> bool:
 def _named_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise GraphUnusable(one_line(f"{name}: must be a module, as package.module"))
-    with _Told(name):
+    with _UserCode(name):
         return importlib.import_module(name)
 
 
@@ -257,7 +257,7 @@ def _file_module(where: str, base: Path | None) -> ModuleType:
     for root, name in _import_names(file):
         if str(root) not in sys.path:
             sys.path.append(str(root))
-        with _Told(str(file)):
+        with _UserCode(str(file)):
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file:
                 return importlib.import_module(name)
@@ -293,7 +293,7 @@ def _lonely_module(file: Path, where: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _Told(str(file)):
+        with _UserCode(str(file)):
             spec.loader.exec_module(module)
     except GraphUnusable:
         del sys.modules[name]
@@ -303,7 +303,7 @@ def _lonely_module(file: Path, where: str) -> ModuleType:
 
 def _compiled(found: Any, place: _Place) -> AnyGraph | None:
     if isinstance(found, StateGraph):
-        with place.told():
+        with place.user_code():
             return found.compile()
     return found if isinstance(found, Pregel) else None
 

@@ -27,7 +27,7 @@ class UserMemory:
     async def get(self, user_id: str, namespace: Sequence[str], key: str) -> dict[str, Any] | None:
         """The item: namespace, key, value, created_at and updated_at. None where there is none."""
         found = await self._of(user_id).aget(tuple(namespace), key)
-        return None if found is None else _told(found)
+        return None if found is None else _item_dict(found)
 
     async def delete(self, user_id: str, namespace: Sequence[str], key: str) -> None:
         """Delete an item, if it is there."""
@@ -40,7 +40,7 @@ class UserMemory:
         `$ne`, `$gt`, `$gte`, `$lt` and `$lte`."""
         conditions = None if values is None else dict(values)
         found = await self._of(user_id).asearch(tuple(prefix), filter=conditions, limit=limit, offset=offset)
-        return [{**_told(item), "score": item.score} for item in found]
+        return [{**_item_dict(item), "score": item.score} for item in found]
 
     async def namespaces(
         self,
@@ -67,7 +67,7 @@ class UserMemory:
         return UserStore(self._state, lambda: user_id)
 
 
-def _told(item: Item) -> dict[str, Any]:
+def _item_dict(item: Item) -> dict[str, Any]:
     return {
         "namespace": list(item.namespace),
         "key": item.key,

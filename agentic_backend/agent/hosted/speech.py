@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, InvalidToolCall, Too
 
 from agentic_backend.agent.hosted.messages import tool_call_of, tool_result_of
 from agentic_backend.events import Delta, Emit, Speaks, Step, TextEnds, Thought
-from agentic_backend.llm.providers.reading import Said, said_in
+from agentic_backend.llm.providers.reading import ChunkText, text_in
 from backend_kit.wire import dumps
 
 STRUCTURED: Final = "structured_response"
@@ -32,7 +32,7 @@ class _Spoken:
     """A message that waits until it can be shown. `ended`: nothing will be added to it."""
 
     message_id: str
-    pieces: list[Said]
+    pieces: list[ChunkText]
     ended: bool = False
 
 
@@ -62,7 +62,7 @@ class Speech:
         """The text that is shown now."""
         return "".join(self._text)
 
-    def hear(self, message_id: str, said: Said, place: SpokenAt = NOWHERE) -> None:
+    def take_fragment(self, message_id: str, said: ChunkText, place: SpokenAt = NOWHERE) -> None:
         """Take a fragment of a message that a model is streaming in this place."""
         pieces = self._streamed.get(message_id)
         if pieces is None:
@@ -75,7 +75,7 @@ class Speech:
         if self._speaker is None:
             self._speaker = message_id
         if self._speaker == message_id:
-            self._say(message_id, said)
+            self._emit_fragment(message_id, said)
         else:
             self._waits(message_id).pieces.append(said)
 
@@ -112,7 +112,7 @@ class Speech:
             for step in self._new_calls(message):
                 self._step(step)
         elif isinstance(message, ToolMessage) and new:
-            self._step(tool_result_of(message, self._said_by(message.id)))
+            self._step(tool_result_of(message, self._attribution(message.id)))
 
     def answer(self, messages: Sequence[BaseMessage], state: Any) -> str:
         """The answer of a run whose state ended with these new messages: shown, where it was not, and returned."""
@@ -134,7 +134,7 @@ class Speech:
             del self._streamed[message_id]
             self.ended(message_id)  # where its node did not hear it to its end
             return
-        said = said_in(message)
+        said = text_in(message)
         streamed = next((one for one, pieces in self._streamed.items() if "".join(pieces) == said.text), None)
         if streamed is not None and said.text:
             self.ended(streamed, message_id)
@@ -153,7 +153,7 @@ class Speech:
             known = (call["name"], call["args"])
             if self._calls.get(place) != known:
                 self._calls[place] = known
-                steps.append(tool_call_of(call, self._said_by(message.id)))
+                steps.append(tool_call_of(call, self._attribution(message.id)))
         return steps
 
     def _rename(self, message_id: str, final_id: str) -> None:
@@ -187,7 +187,7 @@ class Speech:
                 self._show_step(following)
                 continue
             for said in following.pieces:
-                self._say(following.message_id, said)
+                self._emit_fragment(following.message_id, said)
             if not following.ended:
                 self._speaker = following.message_id
 
@@ -199,7 +199,7 @@ class Speech:
         self._speaker = None
         self._go_on()
 
-    def _say(self, message_id: str, said: Said) -> None:
+    def _emit_fragment(self, message_id: str, said: ChunkText) -> None:
         if said.thought:
             self._emit(Thought(said.thought))
         if said.text:
@@ -213,7 +213,7 @@ class Speech:
     def _speaks(self, message_id: str) -> None:
         self._emit(Speaks(message_id, *self._places.get(message_id, NOWHERE)))
 
-    def _said_by(self, message_id: str | None) -> dict[str, Any]:
+    def _attribution(self, message_id: str | None) -> dict[str, Any]:
         return {"message_id": message_id, "node": self._places.get(message_id or "", NOWHERE).node}
 
     def _end_text(self) -> None:

@@ -21,7 +21,7 @@ from agentic_backend.agent.hosted.speech import Speech, SpokenAt
 from agentic_backend.errors import LlmTimeout, TurnFailed
 from agentic_backend.llm.observer import METERED, CallStatus, LlmObserver, TokenUse
 from agentic_backend.llm.providers.faults import failure_of
-from agentic_backend.llm.providers.reading import reason_in, said_in, use_in
+from agentic_backend.llm.providers.reading import reason_in, text_in, use_in
 from backend_kit.kpi import phase
 
 NS_SEP: Final = "|"
@@ -230,7 +230,7 @@ class Watch(StreamMessagesHandler):
             return
         if message.id and not call.message_id:
             call.message_id = message.id
-        self.speech.hear(call.message_id or str(run_id), said_in(message), call.place)
+        self.speech.take_fragment(call.message_id or str(run_id), text_in(message), call.place)
 
     @_on_loop
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_more: Any) -> None:
@@ -248,7 +248,7 @@ class Watch(StreamMessagesHandler):
             return
         if not call.begun and isinstance(message, AIMessage):
             call.message_id = message.id or str(run_id)
-            self.speech.hear(call.message_id, said_in(message), call.place)
+            self.speech.take_fragment(call.message_id, text_in(message), call.place)
         self.speech.ended(call.message_id or str(run_id), message.id if message is not None else None)
 
     @_on_loop

@@ -11,10 +11,10 @@ from langchain_core.outputs import ChatGenerationChunk
 from agentic_backend.llm import failures
 from agentic_backend.llm.guard import Guard, first_token_within
 from agentic_backend.llm.providers.faults import as_ours
-from agentic_backend.llm.providers.reading import Said, brings, reason_in, said_in, storable, use_in
+from agentic_backend.llm.providers.reading import ChunkText, brings, reason_in, storable, text_in, use_in
 
 Opened = AsyncGenerator[ChatGenerationChunk, None]
-Told = tuple[AIMessageChunk, Said]
+Told = tuple[AIMessageChunk, ChunkText]
 
 
 class GuardedCall:
@@ -114,8 +114,8 @@ class GuardedCall:
         chunk.content = storable(chunk.content)
         if generation.generation_info:
             chunk.response_metadata = {**chunk.response_metadata, **generation.generation_info}
-        said = said_in(chunk)
-        said = Said(said.text, storable(said.thought))
+        said = text_in(chunk)
+        said = ChunkText(said.text, storable(said.thought))
         self._call.use = use_in(chunk) or self._call.use
         self._calls = self._calls or bool(chunk.tool_call_chunks)
         if (reason := reason_in(chunk)) is not None:
@@ -133,7 +133,7 @@ class GuardedCall:
         ended = AIMessageChunk(
             content=text, response_metadata={"finish_reason": "length"}, usage_metadata=chunk.usage_metadata
         )
-        return ended, Said(text, "")
+        return ended, ChunkText(text, "")
 
     async def _close(self) -> None:
         stream, self._stream = self._stream, None

@@ -27,7 +27,7 @@ class ModelUnusable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ProviderModel:
     """A model as its provider's package has it, what is known of that, and what has to be closed after it."""
 
     model: BaseChatModel
@@ -36,7 +36,7 @@ class Made:
     closes: tuple[Close, ...] = field(default=())
 
 
-def make(configured: settings.ChatModel, limits: Connections) -> Made:
+def make(configured: settings.ChatModel, limits: Connections) -> ProviderModel:
     """The model of a provider other than `openai`. Imports its package, which takes seconds: call it in a thread.
 
     Raises `ModelUnusable` for settings that the class refuses.
@@ -116,7 +116,7 @@ def _build_events() -> None:
         kind.model_rebuild()
 
 
-def _responses(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+def _responses(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> ProviderModel:
     _build_events()
     shared, http = _openai_arguments(limits)
     how = configured.settings
@@ -129,10 +129,10 @@ def _responses(configured: settings.ChatModel, options: dict[str, Any], limits: 
         **shared,
         **options,
     )
-    return Made(model, ends_with_reason=True, closes=(http.aclose,))
+    return ProviderModel(model, ends_with_reason=True, closes=(http.aclose,))
 
 
-def _azure(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+def _azure(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> ProviderModel:
     shared, http = _openai_arguments(limits)
     closes: list[Close] = [http.aclose]
     how = configured.settings
@@ -147,10 +147,10 @@ def _azure(configured: settings.ChatModel, options: dict[str, Any], limits: Conn
         shared["azure_endpoint"] = how.base_url
     options.setdefault("azure_deployment", configured.name)
     model = _init("azure_openai", configured, api_key=key or None, **shared, **options)
-    return Made(model, ends_with_reason=True, closes=tuple(closes))
+    return ProviderModel(model, ends_with_reason=True, closes=tuple(closes))
 
 
-def _anthropic(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+def _anthropic(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> ProviderModel:
     import httpx2
     from anthropic import DefaultAsyncHttpxClient
 
@@ -164,10 +164,10 @@ def _anthropic(configured: settings.ChatModel, options: dict[str, Any], limits: 
     # Its own client is shared by all models of the process, whichever their limits and their event loop.
     timeout = timeout_of(httpx2, limits)
     model._async_client = model._async_client.with_options(http_client=http, timeout=timeout)  # type: ignore[attr-defined]
-    return Made(model, ends_with_reason=True, closes=(http.aclose,))
+    return ProviderModel(model, ends_with_reason=True, closes=(http.aclose,))
 
 
-def _ollama(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:
+def _ollama(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> ProviderModel:
     import httpx
 
     how = configured.settings
@@ -179,10 +179,10 @@ def _ollama(configured: settings.ChatModel, options: dict[str, Any], limits: Con
         options["base_url"] = how.base_url
     client = {**arguments, "transport": transport}
     model = _init("ollama", configured, async_client_kwargs=client, cache=False, **options)
-    return Made(model, ends_with_reason=True, limit_field="num_predict", closes=(transport.aclose,))
+    return ProviderModel(model, ends_with_reason=True, limit_field="num_predict", closes=(transport.aclose,))
 
 
-def _untested(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> Made:  # noqa: ARG001 - as the others
+def _untested(configured: settings.ChatModel, options: dict[str, Any], limits: Connections) -> ProviderModel:  # noqa: ARG001 - as the others
     """A provider whose class is handed its settings, and no more is known of it."""
     how = configured.settings
     if how.base_url:
@@ -192,7 +192,7 @@ def _untested(configured: settings.ChatModel, options: dict[str, Any], limits: C
     if configured.provider != "bedrock_converse":
         options["max_retries"] = 0
     limit = "max_output_tokens" if configured.provider == "google_genai" else ""
-    return Made(_init(configured.provider, configured, **options), ends_with_reason=False, limit_field=limit)
+    return ProviderModel(_init(configured.provider, configured, **options), ends_with_reason=False, limit_field=limit)
 
 
 _MAKERS: Final = {

@@ -31,27 +31,27 @@ _STOPS: Final = {
 _REASONS: Final = ("finish_reason", "stop_reason", "done_reason", "stopReason")
 
 
-class Said(NamedTuple):
+class ChunkText(NamedTuple):
     """The text of a chunk, and what the model says in it while it reasons."""
 
     text: str
     thought: str
 
 
-def said_in(chunk: AIMessage) -> Said:
+def text_in(chunk: AIMessage) -> ChunkText:
     """What a chunk says."""
     content = chunk.content
     if type(content) is str and not chunk.additional_kwargs:
-        return Said(content, "")
+        return ChunkText(content, "")
     blocks = chunk.content_blocks
     texts = [block["text"] for block in blocks if block["type"] == "text" and block.get("text")]
     thoughts = [block["reasoning"] for block in blocks if block["type"] == "reasoning" and block.get("reasoning")]
     if not thoughts and isinstance(thought := chunk.additional_kwargs.get(REASONING), str):
         thoughts = [thought]  # langchain's blocks leave it out where the model's provider is OpenAI
-    return Said("".join(texts), "".join(thoughts))
+    return ChunkText("".join(texts), "".join(thoughts))
 
 
-def brings(chunk: AIMessageChunk, said: Said) -> bool:
+def brings(chunk: AIMessageChunk, said: ChunkText) -> bool:
     """Whether the chunk is a token: text, reasoning, a piece of a tool call, or the end."""
     return bool(said.text or said.thought or chunk.tool_call_chunks or reason_in(chunk))
 

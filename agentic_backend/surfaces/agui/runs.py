@@ -57,7 +57,7 @@ async def ask_to_run(services: DoorServices, agent: str, request: Request, ident
         if run.answer is None:
             await services.sessions.open(session_id, user_id, agent_id, likely_new=not ask.given)
         else:
-            told = await _told(services.registry, ask, run.answer.payload)
+            told = await _start_from_history(services.registry, ask, run.answer.payload)
     except ServiceError:
         services.hub.note_unopened(user_id)
         raise
@@ -136,7 +136,7 @@ def _found(known: Turn | None, ask: Ask, answer: dict[str, Any]) -> Start | None
     return start_of_answer(known, answer)
 
 
-async def _told(registry: TurnRegistry, ask: Ask, answer: dict[str, Any]) -> Start | None:
+async def _start_from_history(registry: TurnRegistry, ask: Ask, answer: dict[str, Any]) -> Start | None:
     """The run that this answer let continue, from history; None if it was not given, or its exchange is still in
     memory."""
     if registry.find(ask.exchange_id, ask.user_id) is not None:

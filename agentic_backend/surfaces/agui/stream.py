@@ -50,23 +50,24 @@ class RunStream:
         place, end = start.place, turn.events.after(position.seq)
         while place < end and not self._writer.ended:
             event, count = turn.events.joined(place, EVERYTHING)
-            self._told(event)  # what is open then is all that counts, and does not depend on where a text is cut
+            # What is open then is all that counts, and does not depend on where a text is cut.
+            self._encode_event(event)
             place = min(place + count, end)
         self._seq, self._skipped = position.seq, position.more
         return place
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:  # noqa: ARG002 - of the port
         """See `StreamWriter`. Each event has the position behind it as its id."""
-        told = self._told(event)
+        encoded = self._encode_event(event)
         before, self._seq = self._seq, event.seq
-        if not told:
+        if not encoded:
             return b""
-        if len(told) == 1 and not self._skipped:
-            return b"id: %b-%d\ndata: %b\n\n" % (self._name, event.seq, told[0])  # mostly: a token
+        if len(encoded) == 1 and not self._skipped:
+            return b"id: %b-%d\ndata: %b\n\n" % (self._name, event.seq, encoded[0])  # mostly: a token
         skipped, self._skipped = self._skipped, 0
-        last = len(told) - 1
+        last = len(encoded) - 1
         places = [Position(self._turn, before, at + 1) for at in range(last)] + [Position(self._turn, event.seq)]
-        sent = zip(places[skipped:], told[skipped:], strict=True)
+        sent = zip(places[skipped:], encoded[skipped:], strict=True)
         return b"".join(b"id: %b\ndata: %b\n\n" % (str(place).encode(), one) for place, one in sent)
 
     def refuse(self, request: Request, failure: Failed) -> Response:
@@ -76,7 +77,7 @@ class RunStream:
         field = "runId" if failure.code is Code.CONFLICT and failure.field is None else failure.field
         return error_response(request, failure.code, retry_after_s=retry_after_s, field=field)
 
-    def _told(self, event: TurnEvent) -> list[bytes]:
+    def _encode_event(self, event: TurnEvent) -> list[bytes]:
         if self._writer.ended:
             return []
         if self._behind is not None and not event.terminal:

@@ -15,7 +15,7 @@ from agentic_backend.session.stream import (
     Awaiting,
     Cancelled,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
     Payload,
     Restarted,
@@ -77,9 +77,9 @@ class RunWriter:
         """The ids of all reasoning so far."""
         self.ended = False
         """Whether the run has ended."""
-        self._tell_nothing()
+        self._reset()
 
-    def _tell_nothing(self) -> None:
+    def _reset(self) -> None:
         """As before the first message."""
         self._open = b""
         """The id of the text or the reasoning that is open, as JSON; empty where none is."""
@@ -101,77 +101,77 @@ class RunWriter:
             return self._text(payload)
         if isinstance(payload, ThoughtDelta):
             return self._thought(payload)
-        told: list[bytes] = []
+        encoded: list[bytes] = []
         if isinstance(payload, Failed):
-            self._fail(payload, told)
-            return told
+            self._fail(payload, encoded)
+            return encoded
         if isinstance(payload, Restarted):
-            self._begin_again(told)
-            return told
-        self._start(told, queued=payload if isinstance(payload, Accepted) else None)
+            self._begin_again(encoded)
+            return encoded
+        self._start(encoded, queued=payload if isinstance(payload, Accepted) else None)
         if isinstance(payload, Whole):
-            self._whole(payload.message, told)
-        elif isinstance(payload, CustomSaid):
-            told.append(b'{"type":"CUSTOM","name":"turnwise.custom","value":%b}' % payload.json)
+            self._whole(payload.message, encoded)
+        elif isinstance(payload, CustomPart):
+            encoded.append(b'{"type":"CUSTOM","name":"turnwise.custom","value":%b}' % payload.json)
         elif isinstance(payload, Cited):
-            told.append(_custom("sources", payload.hits))
+            encoded.append(_custom("sources", payload.hits))
         elif isinstance(payload, SessionChanged):
-            told.append(_custom("session", payload.session.wire()))
+            encoded.append(_custom("session", payload.session.wire()))
         elif isinstance(payload, Ended | Awaiting | Cancelled):
-            self._end(payload, told)
-        return told
+            self._end(payload, encoded)
+        return encoded
 
     def _text(self, delta: TextDelta) -> list[bytes]:
         if self._open_rank != delta.rank:
-            told: list[bytes] = []
-            self._start(told)
-            self._begin_text(delta.rank, told)
+            encoded: list[bytes] = []
+            self._start(encoded)
+            self._begin_text(delta.rank, encoded)
             if delta.text:
-                told.append(self._content(delta.text))
-            return told
+                encoded.append(self._content(delta.text))
+            return encoded
         return [self._content(delta.text)] if delta.text else []
 
     def _content(self, text: str) -> bytes:
         return b'{"type":"TEXT_MESSAGE_CONTENT","messageId":%b,"delta":%b}' % (self._open, dumps(text))
 
     def _thought(self, delta: ThoughtDelta) -> list[bytes]:
-        told: list[bytes] = []
+        encoded: list[bytes] = []
         if not self._thinks:
-            self._start(told)
+            self._start(encoded)
             self._thoughts += 1
-            self._begin_thought(f"{self._names.rank}t{self._thoughts}", told)
-        told.append(self._reason(delta.text))
-        return told
+            self._begin_thought(f"{self._names.rank}t{self._thoughts}", encoded)
+        encoded.append(self._reason(delta.text))
+        return encoded
 
     def _reason(self, text: str) -> bytes:
         return b'{"type":"REASONING_MESSAGE_CONTENT","messageId":%b,"delta":%b}' % (self._open, dumps(text))
 
-    def _begin_text(self, rank: int, told: list[bytes]) -> None:
-        self._close(told)
+    def _begin_text(self, rank: int, encoded: list[bytes]) -> None:
+        self._close(encoded)
         name = self._id(rank)
         self._open, self._open_rank, self._parent, self._told_rank = dumps(name), rank, name, rank
-        told.append(b'{"type":"TEXT_MESSAGE_START","messageId":%b,"role":"assistant"}' % self._open)
+        encoded.append(b'{"type":"TEXT_MESSAGE_START","messageId":%b,"role":"assistant"}' % self._open)
 
-    def _begin_thought(self, suffix: str, told: list[bytes]) -> None:
-        self._close(told)
+    def _begin_thought(self, suffix: str, encoded: list[bytes]) -> None:
+        self._close(encoded)
         name = self._id(suffix)
         self._reasonings.append(name)
         self._open, self._open_rank, self._thinks, self._parent = dumps(name), None, True, None
-        told.append(b'{"type":"REASONING_START","messageId":%b}' % self._open)
-        told.append(b'{"type":"REASONING_MESSAGE_START","messageId":%b,"role":"reasoning"}' % self._open)
+        encoded.append(b'{"type":"REASONING_START","messageId":%b}' % self._open)
+        encoded.append(b'{"type":"REASONING_MESSAGE_START","messageId":%b,"role":"reasoning"}' % self._open)
 
-    def _close(self, told: list[bytes]) -> None:
+    def _close(self, encoded: list[bytes]) -> None:
         """End the text or the reasoning that is open."""
         if not self._open:
             return
         if self._thinks:
-            told.append(b'{"type":"REASONING_MESSAGE_END","messageId":%b}' % self._open)
-            told.append(b'{"type":"REASONING_END","messageId":%b}' % self._open)
+            encoded.append(b'{"type":"REASONING_MESSAGE_END","messageId":%b}' % self._open)
+            encoded.append(b'{"type":"REASONING_END","messageId":%b}' % self._open)
         else:
-            told.append(b'{"type":"TEXT_MESSAGE_END","messageId":%b}' % self._open)
+            encoded.append(b'{"type":"TEXT_MESSAGE_END","messageId":%b}' % self._open)
         self._open, self._open_rank, self._thinks = b"", None, False
 
-    def _start(self, told: list[bytes], queued: Accepted | None = None) -> None:
+    def _start(self, encoded: list[bytes], queued: Accepted | None = None) -> None:
         """Begin the run if it has not begun, and the step of its agent once the turn has its slot."""
         names = self._names
         if not self._started:
@@ -180,69 +180,69 @@ class RunWriter:
             head: dict[str, Any] = {"type": "RUN_STARTED", "threadId": names.thread_id, "runId": names.run_id}
             if names.parent_run_id is not None:
                 head["parentRunId"] = names.parent_run_id
-            told.append(dumps({**head, "protocolVersion": PROTOCOL, "metadata": {"turnwise": about}}))
+            encoded.append(dumps({**head, "protocolVersion": PROTOCOL, "metadata": {"turnwise": about}}))
             if names.snapshot is not None:
-                told.append(b'{"type":"MESSAGES_SNAPSHOT","messages":%b}' % dumps(names.snapshot))
+                encoded.append(b'{"type":"MESSAGES_SNAPSHOT","messages":%b}' % dumps(names.snapshot))
         if queued is not None and queued.queue_position is not None:
-            self._step(QUEUED, told)
+            self._step(QUEUED, encoded)
         elif self._steps != [names.agent_id]:
-            self._finish_steps(told)
-            self._step(names.agent_id, told)
+            self._finish_steps(encoded)
+            self._step(names.agent_id, encoded)
 
-    def _begin_again(self, told: list[bytes]) -> None:
+    def _begin_again(self, encoded: list[bytes]) -> None:
         """Retract what was sent of the run, whose turn runs again. Does nothing if the run has not begun."""
         if not self._started:
             return
-        self._close(told)
-        self._finish_steps(told)
-        self._tell_nothing()
+        self._close(encoded)
+        self._finish_steps(encoded)
+        self._reset()
         messages = self._names.messages_before()
         # A client keeps reasoning that a snapshot lacks, so it is sent with an empty text.
         known = {message.get("id") for message in messages}
         for name in dict.fromkeys(self._reasonings):
             if name not in known:
                 messages.append({"id": name, "role": "reasoning", "content": ""})
-        told.append(b'{"type":"MESSAGES_SNAPSHOT","messages":%b}' % dumps(messages))
+        encoded.append(b'{"type":"MESSAGES_SNAPSHOT","messages":%b}' % dumps(messages))
 
-    def _step(self, name: str, told: list[bytes]) -> None:
+    def _step(self, name: str, encoded: list[bytes]) -> None:
         self._steps.append(name)
-        told.append(b'{"type":"STEP_STARTED","stepName":%b}' % dumps(name))
+        encoded.append(b'{"type":"STEP_STARTED","stepName":%b}' % dumps(name))
 
-    def _finish_steps(self, told: list[bytes]) -> None:
-        told.extend(b'{"type":"STEP_FINISHED","stepName":%b}' % dumps(name) for name in self._steps)
+    def _finish_steps(self, encoded: list[bytes]) -> None:
+        encoded.extend(b'{"type":"STEP_FINISHED","stepName":%b}' % dumps(name) for name in self._steps)
         self._steps.clear()
 
-    def _whole(self, message: ChatMessage, told: list[bytes]) -> None:
+    def _whole(self, message: ChatMessage, encoded: list[bytes]) -> None:
         if message.role == "user" or message.rank < self._names.rank:
             return  # the user's own message or, of a run that runs again, what comes before it
         if message.rank == self._open_rank:
-            self._close(told)  # the text so far, which was not the answer
+            self._close(encoded)  # the text so far, which was not the answer
             return
         if message.channel == "tool_call":
-            self._close(told)
-            self._tool_calls(message.parts, message.rank, told)
+            self._close(encoded)
+            self._tool_calls(message.parts, message.rank, encoded)
         elif message.channel == "tool_result":
-            self._close(told)
-            self._tool_results(message.parts, message.rank, told)
+            self._close(encoded)
+            self._tool_results(message.parts, message.rank, encoded)
         else:
-            self._said(message, told)
+            self._write_message(message, encoded)
 
-    def _said(self, message: ChatMessage, told: list[bytes]) -> None:
+    def _write_message(self, message: ChatMessage, encoded: list[bytes]) -> None:
         """A message that was not streamed: a text before a step, as history has it; what an agent notes; reasoning."""
         if message.metadata.get("extras", {}).get("reasoning") is True:
             self._told_thoughts += 1
             if self._told_thoughts <= self._thoughts:
                 return  # streamed before
         elif (message.role, message.channel) == ("assistant", "thought"):
-            self._begin_text(message.rank, told)
-            told.append(self._content(message.text))
-            self._close(told)
+            self._begin_text(message.rank, encoded)
+            encoded.append(self._content(message.text))
+            self._close(encoded)
             return
-        self._begin_thought(str(message.rank), told)
-        told.append(self._reason(message.text))
-        self._close(told)
+        self._begin_thought(str(message.rank), encoded)
+        encoded.append(self._reason(message.text))
+        self._close(encoded)
 
-    def _tool_calls(self, parts: list[Part], rank: int, told: list[bytes]) -> list[str]:
+    def _tool_calls(self, parts: list[Part], rank: int, encoded: list[bytes]) -> list[str]:
         """Append the calls in a message; returns their ids."""
         self._parent = parent = self._parent or self._id(rank)
         made = []
@@ -254,13 +254,13 @@ class RunWriter:
             self._calls.setdefault(given, deque()).append(call_id)
             name, arguments = dumps(call_id), arguments_of(part)
             shown = dumps({"type": "TOOL_CALL_START", "toolCallId": call_id, "toolCallName": part["name"]})
-            told.append(b'%b,"parentMessageId":%b}' % (shown[:-1], dumps(parent)))
-            told.append(b'{"type":"TOOL_CALL_ARGS","toolCallId":%b,"delta":%b}' % (name, dumps(arguments)))
-            told.append(b'{"type":"TOOL_CALL_END","toolCallId":%b}' % name)
+            encoded.append(b'%b,"parentMessageId":%b}' % (shown[:-1], dumps(parent)))
+            encoded.append(b'{"type":"TOOL_CALL_ARGS","toolCallId":%b,"delta":%b}' % (name, dumps(arguments)))
+            encoded.append(b'{"type":"TOOL_CALL_END","toolCallId":%b}' % name)
             made.append(call_id)
         return made
 
-    def _tool_results(self, parts: list[Part], rank: int, told: list[bytes]) -> None:
+    def _tool_results(self, parts: list[Part], rank: int, encoded: list[bytes]) -> None:
         self._parent = None
         for number, part in enumerate(part for part in parts if part.get("type") == "tool_result"):
             given = part["call_id"]
@@ -276,16 +276,16 @@ class RunWriter:
             }
             if not part.get("ok", True):
                 result["metadata"] = {"turnwise": {"ok": False}}
-            told.append(dumps(result))
+            encoded.append(dumps(result))
 
-    def _end(self, payload: Ended | Awaiting | Cancelled, told: list[bytes]) -> None:
+    def _end(self, payload: Ended | Awaiting | Cancelled, encoded: list[bytes]) -> None:
         outcome: dict[str, Any]
         usage: list[dict[str, Any]] = []
         if isinstance(payload, Ended):
             answer = loads(payload.messages[-1].json)
-            pending = self._answer(answer, payload.messages[-1].rank, told)
+            pending = self._answer(answer, payload.messages[-1].rank, encoded)
             usage = _usage(answer["metadata"])
-            told.append(_ledger(payload))
+            encoded.append(_ledger(payload))
             outcome = {"type": "success", **({"pendingToolCallIds": pending} if pending else {})}
         elif isinstance(payload, Awaiting):
             asked, rank = payload.messages[0].text, payload.messages[-1].rank + 1
@@ -296,8 +296,8 @@ class RunWriter:
             }
         else:
             outcome = {"type": "cancelled"}
-        self._close(told)
-        self._finish_steps(told)
+        self._close(encoded)
+        self._finish_steps(encoded)
         self.ended = True
         finish: dict[str, Any] = {
             "type": "RUN_FINISHED",
@@ -305,27 +305,27 @@ class RunWriter:
             "runId": self._names.run_id,
             "outcome": outcome,
         }
-        told.append(dumps(finish | ({"usage": usage} if usage else {})))
+        encoded.append(dumps(finish | ({"usage": usage} if usage else {})))
 
-    def _answer(self, answer: dict[str, Any], rank: int, told: list[bytes]) -> list[str]:
+    def _answer(self, answer: dict[str, Any], rank: int, encoded: list[bytes]) -> list[str]:
         """Append what of the answer was not streamed: its text if none was, its citations, its other parts. Returns the
         ids of the calls that it leaves to the client."""
         parts: list[Part] = answer["parts"]
         text = "\n".join(part["text"] for part in parts if part["type"] == "text")
         if text and rank != self._told_rank:
-            self._begin_text(rank, told)
-            told.append(self._content(text))
-        self._close(told)
-        pending = self._tool_calls(parts, rank, told)
+            self._begin_text(rank, encoded)
+            encoded.append(self._content(text))
+        self._close(encoded)
+        pending = self._tool_calls(parts, rank, encoded)
         cited = [part for part in parts if part["type"] == "link" and part.get("kind") == "citation"]
         if cited:
-            told.append(_custom("citations", cited))
+            encoded.append(_custom("citations", cited))
         others = [part for part in parts if part["type"] not in ("text", "tool_call") and part not in cited]
         if others:
-            told.append(_custom("parts", others))
+            encoded.append(_custom("parts", others))
         return pending
 
-    def _fail(self, failed: Failed, told: list[bytes]) -> None:
+    def _fail(self, failed: Failed, encoded: list[bytes]) -> None:
         """End a run that failed, and everything that is open."""
         self.ended = True
         about: dict[str, Any] = {"retryable": CODES[failed.code].retryable, "request_id": self._request_id}
@@ -334,7 +334,7 @@ class RunWriter:
         if failed.field is not None:
             about["field"] = failed.field
         error = {"type": "RUN_ERROR", "message": failed.text, "code": failed.code.value}
-        told.append(dumps({**error, "metadata": {"turnwise": about}}))
+        encoded.append(dumps({**error, "metadata": {"turnwise": about}}))
 
     def _id(self, suffix: int | str) -> str:
         return f"{self._names.exchange_id}.{suffix}"
@@ -361,9 +361,9 @@ def _ledger(final: Ended) -> bytes:
 
 def _usage(metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """The tokens of an answer, by model."""
-    told = metadata.get("extras", {}).get("usage")
+    usage = metadata.get("extras", {}).get("usage")
     by_model: dict[str, dict[str, Any]] = {}
-    for step in told["steps"] if isinstance(told, dict) else ():
+    for step in usage["steps"] if isinstance(usage, dict) else ():
         entry = by_model.setdefault(step["model"], {"model": step["model"]})
         for theirs, ours in _TOKENS:
             if ours in step:

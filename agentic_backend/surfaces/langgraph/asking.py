@@ -25,7 +25,14 @@ from agentic_backend.surfaces.langgraph.messages import NOTE, Message, Transcrip
 from agentic_backend.surfaces.langgraph.names import agent_of, is_uuid, session_of_thread
 from agentic_backend.surfaces.langgraph.people import answer_of, run_id_of_answer
 from agentic_backend.surfaces.langgraph.reading import RunRequest, read_run
-from agentic_backend.surfaces.langgraph.states import ROOT_RANK, Line, place_of, read_line, read_running_line, told
+from agentic_backend.surfaces.langgraph.states import (
+    ROOT_RANK,
+    Line,
+    messages_in,
+    place_of,
+    read_line,
+    read_running_line,
+)
 from agentic_backend.surfaces.langgraph.stream import RunView
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -169,7 +176,7 @@ async def _asked(
         added = [item for message, item in wish.earlier if not message["id"]]
         given = None
         if added:
-            given = _given(await _said_before(services, session, fork), wish)
+            given = _given(await _history_before(services, session, fork), wish)
         ask = _ask(request, identity, wish, session.id, agent_id, given=given, fork=fork)
     is_graph = ask.graph is not None
     modes = frozenset(wish.modes)
@@ -248,7 +255,9 @@ def graph_input(
     )
 
 
-async def _said_before(services: DoorServices, session: Session, fork: "StartingPoint | None") -> Sequence[HistoryItem]:
+async def _history_before(
+    services: DoorServices, session: Session, fork: "StartingPoint | None"
+) -> Sequence[HistoryItem]:
     """What an agent remembers of a thread where a run begins."""
     up_to = None if fork is None else fork.after_rank
     if not session.next_rank or up_to == ROOT_RANK:
@@ -459,7 +468,7 @@ def base_of(services: DoorServices, session_id: str, user_id: str) -> Callable[[
         transcript = Transcript()
         with services.kpi.phase("history_get"):
             window = HistoryWindow() if behind is None else HistoryWindow(up_to=behind)
-            async for message in told(services, session_id, user_id, window):
+            async for message in messages_in(services, session_id, user_id, window):
                 if message["rank"] >= below:
                     break
                 transcript.take(message)

@@ -137,7 +137,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
             return json_response(dumps(_assistant(state, there)))
         read = read.model_copy(update={"graph_id": agent_of_graph(state, identity, read.graph_id)})
         name = f"{read.graph_id[:60]} {(UUID(agent_id) if agent_id else uuid4()).hex[:8]}"
-        agent_id = await _told(made.make_version(read.change(), agent_id, name, identity))
+        agent_id = await _or_refusal(made.make_version(read.change(), agent_id, name, identity))
         await state.policy.look()  # its creator may share it
         return json_response(dumps(_assistant(state, agent_id)))
 
@@ -151,7 +151,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
             own = _assistant(state, agent_id)["graph_id"]
             graph_id = own if read.graph_id == own else agent_of_graph(state, identity, read.graph_id)
             read = read.model_copy(update={"graph_id": graph_id})
-        await _told(made.add_version(agent_id, read.change(), identity))
+        await _or_refusal(made.add_version(agent_id, read.change(), identity))
         return json_response(dumps(_assistant(state, agent_id)))
 
     @router.delete("/assistants/{assistant_id}", status_code=204)
@@ -169,7 +169,7 @@ def _add_making(router: APIRouter, services: Callable[[], DoorServices], caller:
         state = services()
         made, agent_id = _expect_editable(state, identity, assistant_id)
         read = await read_body(request, SetLatest)
-        await _told(made.set_version(agent_id, read.version, identity))
+        await _or_refusal(made.set_version(agent_id, read.version, identity))
         return json_response(dumps(_assistant(state, agent_id)))
 
 
@@ -224,7 +224,7 @@ def _expect_editable(state: DoorServices, identity: Identity, assistant_id: str)
     return made, agent_id
 
 
-async def _told(doing: Awaitable[Any]) -> Any:
+async def _or_refusal(doing: Awaitable[Any]) -> Any:
     """The result, or the sentence that says why an agent was refused."""
     try:
         return await doing

@@ -46,7 +46,7 @@ class _Open:
         return text
 
 
-class BlockTeller:
+class BlockTranslator:
     """Yields the messages of an exchange as events. Call `take` with each event of the exchange."""
 
     def __init__(self, exchange_id: str) -> None:
@@ -127,9 +127,9 @@ class BlockTeller:
             yield from self.finish()
             yield from self._results(said)
         elif (said["role"], channel) == ("assistant", "thought"):
-            yield from self._said_before(said)
+            yield from self._before_calls(said)
 
-    def _said_before(self, said: Mapping[str, Any]) -> Iterator[Told]:
+    def _before_calls(self, said: Mapping[str, Any]) -> Iterator[Told]:
         """What a model reasoned, or said before it called tools, whether the run is replayed from history or
         streamed."""
         text = text_in(said["parts"])

@@ -201,7 +201,9 @@ async def _streamed(
     place: Place | None,
 ) -> Response:
     load = base_of(services, view.thread_id, identity.uid)
-    return await _told(services, request, identity, begin, RunEvents(view, load, place, _headers(path, "stream")))
+    return await _stream_response(
+        services, request, identity, begin, RunEvents(view, load, place, _headers(path, "stream"))
+    )
 
 
 def _headers(path: str, what: str) -> dict[str, str]:
@@ -234,10 +236,10 @@ async def _waited(
         return None if state is None else dumps(state["values"])
 
     values = RunValues(view, base_of(services, view.thread_id, identity.uid), state_of, _headers(path, "join"))
-    return await _told(services, request, identity, begin, values)
+    return await _stream_response(services, request, identity, begin, values)
 
 
-async def _told(
+async def _stream_response(
     services: DoorServices, request: Request, identity: Identity, begin: Callable[[], Turn], writer: StreamWriter
 ) -> Response:
     """What a writer sends for a turn, from the first event that is shown."""

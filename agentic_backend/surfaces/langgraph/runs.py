@@ -15,7 +15,7 @@ from agentic_backend.session.stream import Final as Ended
 from agentic_backend.surfaces.langgraph.errors import NoThread
 from agentic_backend.surfaces.langgraph.messages import asked, note_in, noted
 from agentic_backend.surfaces.langgraph.names import names_of_agent, session_of_thread
-from agentic_backend.surfaces.langgraph.states import told
+from agentic_backend.surfaces.langgraph.states import messages_in
 from agentic_backend.surfaces.langgraph.stream import RunView
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
@@ -115,7 +115,7 @@ async def _all_of(services: DoorServices, session: Session) -> list[RunInfo]:
     turns = await _running_in(services, session)
     runs: list[RunInfo] = []
     with services.kpi.phase("history_get"):
-        async for message in told(services, session.id, session.user_id):
+        async for message in messages_in(services, session.id, session.user_id):
             _take(runs, message, session)
     known = {run.run_id for run in runs}
     # A run that begins after an earlier message replaces others, which history shows until it has ended.

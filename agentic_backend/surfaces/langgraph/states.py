@@ -145,7 +145,7 @@ NOTHING: Final = (
 """The state of a thread in which nothing was asked yet."""
 
 
-async def told(
+async def messages_in(
     services: DoorServices, session_id: str, user_id: str, window: HistoryWindow | None = None
 ) -> AsyncIterator[dict[str, Any]]:
     """The messages of a session's live branch, decoded, by ascending rank. May raise `HistoryUnavailable`."""
@@ -164,7 +164,7 @@ async def read_line(services: DoorServices, session: Session) -> Line:
     line.checkpoints.append(Checkpoint("root", ROOT_RANK, 0))
     last: dict[str, Any] | None = None
     with services.kpi.phase("history_get"):
-        async for message in told(services, session.id, session.user_id):
+        async for message in messages_in(services, session.id, session.user_id):
             if (message["role"], message["channel"]) == ("user", "final"):
                 if last is not None:
                     line.checkpoints.append(_end(last, transcript))
@@ -407,7 +407,7 @@ def _add_running(line: Line, question: ChatMessage, turn: Turn | None, kind: Kin
         line.checkpoints = [one for one in line.checkpoints if one.rank <= max(behind, ROOT_RANK)]
     before = line.messages[: line.checkpoints[-1].count]
     message = loads(question.json)
-    said = [dumps(one) for one in messages_of(message)] if turn is None else said_so_far(turn)
+    said = [dumps(one) for one in messages_of(message)] if turn is None else running_messages(turn)
     line.messages = [*before, *said]
     asked = len(before) if messages_of(message) else None
     line.checkpoints.append(
@@ -422,7 +422,7 @@ def _add_running(line: Line, question: ChatMessage, turn: Turn | None, kind: Kin
     )
 
 
-def said_so_far(turn: Turn) -> list[bytes]:
+def running_messages(turn: Turn) -> list[bytes]:
     """The messages of a running turn, each as JSON, including the text so far."""
     transcript, text, spoken = Transcript(), None, None
     for _, payload in whole_events(turn):

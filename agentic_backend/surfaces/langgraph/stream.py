@@ -19,9 +19,9 @@ from agentic_backend.session.stream import (
     NOT_TOLD,
     Awaiting,
     Cancelled,
-    CustomSaid,
+    CustomPart,
     Failed,
-    GraphSaid,
+    GraphPart,
     Payload,
     Restarted,
     SpokenBy,
@@ -114,7 +114,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _RunEvent:
     """An event: its mode, its name and its data."""
 
     mode: str
@@ -138,37 +138,37 @@ class RunEvents:
         self._load_base = load_base
         self._place = place
         self._base = view.base
-        self._held: list[tuple[bytes, _Said]] = []
-        self._told = RunTeller(view)
+        self._held: list[tuple[bytes, _RunEvent]] = []
+        self._translator = RunTranslator(view)
         self._tells_text = "messages-tuple" in view.modes
         self._seq = 0
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """See `StreamWriter`."""
         place, payload = self._place, event.payload
-        if place is None and isinstance(payload, TextDelta) and self._told.streams == payload.rank:
+        if place is None and isinstance(payload, TextDelta) and self._translator.streams == payload.rank:
             # What most events are, once a token.
             self._seq = event.seq
             if not self._tells_text:
                 return b""
-            name, chunk = self._told.name, self._told.chunk
+            name, chunk = self._translator.name, self._translator.chunk
             return b'id: %d\nevent: %b\ndata: [{"content":%b%b' % (event.seq, name, dumps(payload.text), chunk)
         if place is not None and not turn.numbers(place.seq):
             # Another run of the turn replaced what the client has, or it is replayed from history: send all of it
             # again.
             self._place = place = None
-            self._told.again()
+            self._translator.again()
         if place is not None and self._seq < place.seq < event.seq and isinstance(payload, _FRAGMENTS):
-            self._told.take(event)
+            self._translator.take(event)
             self._seq, event = place.seq, _rest_of(turn, event, place.seq)
-        told = self._told.take(event)
-        self.over = self._told.over
+        told = self._translator.take(event)
+        self.over = self._translator.over
         before, self._seq = self._seq, event.seq
         sent = self._behind(place, event.seq, [*_placed(told, before, event.seq)])
         wanted = [(name, one) for name, one in sent if one.mode in self._view.modes or one.mode == _ALWAYS]
         if self._base is None and any(isinstance(one.data, Snapshot) for _, one in wanted):
             self._held = wanted
-            self.owed = self._say_held
+            self.owed = self._flush_held
             return b""
         return self._encoded(wanted)
 
@@ -176,19 +176,21 @@ class RunEvents:
         """See `StreamWriter`."""
         return refusal_of(failure, request)
 
-    async def _say_held(self) -> bytes:
+    async def _flush_held(self) -> bytes:
         """What was held back until the messages before the run were known."""
-        first, behind = self._told.first_rank, self._told.behind
+        first, behind = self._translator.first_rank, self._translator.behind
         try:
             self._base = await self._load_base(first, behind)
         except ServiceError as error:
             self.over = True
-            return b"event: error\ndata: %b\n\n" % _told_error(error)
+            return b"event: error\ndata: %b\n\n" % _error_values(error)
         finally:
             held, self._held, self.owed = self._held, [], None
         return self._encoded(held)
 
-    def _behind(self, place: Place | None, seq: int, sent: list[tuple[bytes, _Said]]) -> list[tuple[bytes, _Said]]:
+    def _behind(
+        self, place: Place | None, seq: int, sent: list[tuple[bytes, _RunEvent]]
+    ) -> list[tuple[bytes, _RunEvent]]:
         """The part that the client does not have."""
         if place is None or seq < place.seq:
             return sent if place is None else []
@@ -197,7 +199,7 @@ class RunEvents:
         self._place = None
         return sent[place.more :]
 
-    def _encoded(self, sent: Sequence[tuple[bytes, _Said]]) -> bytes:
+    def _encoded(self, sent: Sequence[tuple[bytes, _RunEvent]]) -> bytes:
         return b"".join(b"id: %b\nevent: %b\ndata: %b" % (name, one.name, self._data(one.data)) for name, one in sent)
 
     def _data(self, data: bytes | Snapshot) -> bytes:
@@ -207,7 +209,7 @@ class RunEvents:
         return b'{"messages":[%b]%b}\n\n' % (messages, data.beside)
 
 
-class RunTeller:
+class RunTranslator:
     """Makes the events of a run from those of its turn."""
 
     def __init__(self, view: RunView) -> None:
@@ -251,7 +253,7 @@ class RunTeller:
         if not self._ranked:
             self._ranked, self.first_rank = True, rank
 
-    def close(self) -> list[_Said]:
+    def close(self) -> list[_RunEvent]:
         """What the end of a run completes if no event of the turn marks that end."""
         return [one for update in self._transcript.close() for one in self._completed(update)]
 
@@ -259,7 +261,7 @@ class RunTeller:
         """The client has something of another run of the turn, to which what it gets now must not be appended."""
         self._attempt += 1
 
-    def take(self, event: TurnEvent) -> list[_Said]:
+    def take(self, event: TurnEvent) -> list[_RunEvent]:
         """What is sent for an event."""
         payload = event.payload
         if isinstance(payload, Restarted):
@@ -297,35 +299,35 @@ class RunTeller:
             if self._in_run:
                 self.streams = None
 
-    def _opening(self) -> Iterator[_Said]:
+    def _opening(self) -> Iterator[_RunEvent]:
         """The beginning of the run."""
         if self._started:
             return
         self._started = True
         attempt = self._attempt + 1
         self._renamed = "" if attempt == 1 else f"~{attempt}"
-        yield _Said(_ALWAYS, b"metadata", b'{"run_id":%b,"attempt":%d}\n\n' % (dumps(self._view.run_id), attempt))
+        yield _RunEvent(_ALWAYS, b"metadata", b'{"run_id":%b,"attempt":%d}\n\n' % (dumps(self._view.run_id), attempt))
         if self._view.answers is not None and not self._view.graph:
             yield self._values()
 
-    def _take(self, payload: Payload) -> list[_Said]:
+    def _take(self, payload: Payload) -> list[_RunEvent]:
         if isinstance(payload, TextDelta):
             return self._text(payload)
         if isinstance(payload, ThoughtDelta):
             return [self._thought(payload)]
         if isinstance(payload, Whole):
             return self._whole(payload.message)
-        if isinstance(payload, CustomSaid):
-            return [_Said("custom", b"custom", payload.json + b"\n\n")]
-        if isinstance(payload, GraphSaid):
+        if isinstance(payload, CustomPart):
+            return [_RunEvent("custom", b"custom", payload.json + b"\n\n")]
+        if isinstance(payload, GraphPart):
             return [self._of_graph(payload)]
         if isinstance(payload, SpokenBy):
             self._spoken = payload
         if isinstance(payload, Ended | Awaiting | Cancelled | Failed):
-            return [*self._end(payload), _Said(_ALWAYS, b"end", b"null\n\n")]
+            return [*self._end(payload), _RunEvent(_ALWAYS, b"end", b"null\n\n")]
         return []
 
-    def _text(self, delta: TextDelta) -> list[_Said]:
+    def _text(self, delta: TextDelta) -> list[_RunEvent]:
         if self.streams == delta.rank:
             return [self._token(delta)]
         self.streams, self._thinks = delta.rank, False
@@ -338,10 +340,10 @@ class RunTeller:
         self.chunk = _CHUNK % (dumps(id_), about)
         return [self._token(delta)]
 
-    def _token(self, delta: TextDelta) -> _Said:
-        return _Said("messages-tuple", self.name, b'[{"content":%b%b' % (dumps(delta.text), self.chunk))
+    def _token(self, delta: TextDelta) -> _RunEvent:
+        return _RunEvent("messages-tuple", self.name, b'[{"content":%b%b' % (dumps(delta.text), self.chunk))
 
-    def _of_graph(self, said: GraphSaid) -> _Said:
+    def _of_graph(self, said: GraphPart) -> _RunEvent:
         """What a graph emits itself. Output of nested graphs goes only to clients that asked for it."""
         # What the run asks a person is sent at its end, in every mode.
         asks = b'"__interrupt__"' in said.json and "__interrupt__" in (loads(said.json) or {})
@@ -350,13 +352,13 @@ class RunTeller:
         if said.json == NOT_TOLD:
             asks = True
         mode = said.mode if not asks and (self._view.subgraphs or not said.namespace) else _NEVER
-        return _Said(mode, self._named(said.mode, said.namespace), said.json + b"\n\n")
+        return _RunEvent(mode, self._named(said.mode, said.namespace), said.json + b"\n\n")
 
     def _named(self, name: str, namespace: Sequence[str]) -> bytes:
         """The name of an event, with the node that it comes from."""
         return "|".join((name, *namespace) if self._view.subgraphs else (name,)).encode()
 
-    def _thought(self, delta: ThoughtDelta) -> _Said:
+    def _thought(self, delta: ThoughtDelta) -> _RunEvent:
         if not self._thinks:
             self._thinks = True
             self._thoughts += 1
@@ -364,14 +366,14 @@ class RunTeller:
         chunk["additional_kwargs"] = {"reasoning_content": delta.text}
         return self._message(chunk, AGENT)
 
-    def _whole(self, message: ChatMessage) -> list[_Said]:
+    def _whole(self, message: ChatMessage) -> list[_RunEvent]:
         """A message that is no answer."""
         said = loads(message.json)
         note = note_in(said["metadata"]) if (said["role"], said["channel"]) == ("user", "observation") else {}
         if note and note.get("answers") != self._view.answers:
             # Replayed from history, where the next run of the exchange follows this one.
             self.over = True
-            return [self._values(), _Said(_ALWAYS, b"end", b"null\n\n")]
+            return [self._values(), _RunEvent(_ALWAYS, b"end", b"null\n\n")]
         complete = self._transcript.take(said)
         told = [one for update in complete for one in self._completed(update)]
         if said["channel"] == "tool_call":
@@ -384,7 +386,7 @@ class RunTeller:
                 told.append(self._values())
         return told
 
-    def _not_streamed(self, said: Mapping[str, Any]) -> list[_Said]:
+    def _not_streamed(self, said: Mapping[str, Any]) -> list[_RunEvent]:
         """A text of the model that came whole, from history."""
         streamed, self.streams = self.streams == said["rank"], None
         open_ = self._transcript.open_message
@@ -392,14 +394,14 @@ class RunTeller:
             return []
         return [self._message(self._renamed_message(open_), AGENT)]
 
-    def _completed(self, update: Update) -> Iterator[_Said]:
+    def _completed(self, update: Update) -> Iterator[_RunEvent]:
         message = update.message
         if update.node == TOOLS:
             yield self._message(message, TOOLS)
         if not self._view.graph:
-            yield _Said("updates", b"updates", dumps({update.node: {"messages": [message]}}) + b"\n\n")
+            yield _RunEvent("updates", b"updates", dumps({update.node: {"messages": [message]}}) + b"\n\n")
 
-    def _calls(self, parts: Sequence[Part]) -> _Said:
+    def _calls(self, parts: Sequence[Part]) -> _RunEvent:
         """The calls of tools in a message of the model's."""
         open_ = self._transcript.open_message
         assert open_ is not None, "the transcript has just taken the calls"
@@ -410,13 +412,13 @@ class RunTeller:
         chunk["tool_call_chunks"] = [_call_chunk(part, number) for number, part in enumerate(calls, first)]
         return self._message(chunk, AGENT)
 
-    def _end(self, end: Ended | Awaiting | Cancelled | Failed) -> list[_Said]:
+    def _end(self, end: Ended | Awaiting | Cancelled | Failed) -> list[_RunEvent]:
         self.over = True
         if isinstance(end, Failed):
             told: dict[str, Any] = {"error": end.code.value, "message": end.text}
             about = {"field": end.field, "retry_after_ms": end.retry_after_ms}
             told |= {name: value for name, value in about.items() if value is not None}
-            return [*self._last(end.messages), *self._left(), _Said(_ALWAYS, b"error", dumps(told) + b"\n\n")]
+            return [*self._last(end.messages), *self._left(), _RunEvent(_ALWAYS, b"error", dumps(told) + b"\n\n")]
         if isinstance(end, Awaiting):
             return self._ask(end)
         last = self._last(end.messages)
@@ -424,7 +426,7 @@ class RunTeller:
         done = isinstance(end, Ended) and self._graph_values is not None
         return last if done else [*last, *self._left()]
 
-    def _left(self) -> list[_Said]:
+    def _left(self) -> list[_RunEvent]:
         """The state that a run leaves; for a graph that did not reach its end, with what people have seen since."""
         if self._graph_values is None:
             return [self._values()]
@@ -436,19 +438,19 @@ class RunTeller:
         ]
         if not since:
             return []
-        return [_Said("values", b"values", dumps(with_more(values, since)) + b"\n\n")]
+        return [_RunEvent("values", b"values", dumps(with_more(values, since)) + b"\n\n")]
 
-    def _ask(self, end: Awaiting) -> list[_Said]:
+    def _ask(self, end: Awaiting) -> list[_RunEvent]:
         told = [one for update in self._transcript.close() for one in self._completed(update)]
         asked = dumps([{**one, "response_schema": None} for one in interrupts(end.payload)])
-        told.append(_Said("updates", b"updates", b'{"__interrupt__":%b}\n\n' % asked))
+        told.append(_RunEvent("updates", b"updates", b'{"__interrupt__":%b}\n\n' % asked))
         beside = b',"__interrupt__":%b' % asked
         values: bytes | Snapshot = Snapshot(self._transcript.json, beside)
         if self._graph_values is not None:
             values = with_beside(self._graph_values, beside) + b"\n\n"
-        return [*told, _Said("values", b"values", values)]
+        return [*told, _RunEvent("values", b"values", values)]
 
-    def _last(self, messages: Sequence[ChatMessage]) -> list[_Said]:
+    def _last(self, messages: Sequence[ChatMessage]) -> list[_RunEvent]:
         """The answer, if there is one: what of it was not streamed, and the complete message."""
         if not messages or (messages[-1].role, messages[-1].channel) != ("assistant", "final"):
             return [one for update in self._transcript.close() for one in self._completed(update)]
@@ -459,11 +461,11 @@ class RunTeller:
             told.append(self._message(_closing(whole) if self.streams == messages[-1].rank else whole, AGENT))
         return told + [one for update in self._transcript.close() for one in self._completed(update)]
 
-    def _values(self) -> _Said:
-        return _Said("values", b"values", Snapshot(self._transcript.json))
+    def _values(self) -> _RunEvent:
+        return _RunEvent("values", b"values", Snapshot(self._transcript.json))
 
-    def _message(self, message: Message, node: str) -> _Said:
-        return _Said("messages-tuple", b"messages", b"[%b,%b]\n\n" % (dumps(message), self._about(node)))
+    def _message(self, message: Message, node: str) -> _RunEvent:
+        return _RunEvent("messages-tuple", b"messages", b"[%b,%b]\n\n" % (dumps(message), self._about(node)))
 
     def _about(self, node: str, step: int | None = None) -> bytes:
         of_step = self._step if step is None else step
@@ -490,7 +492,7 @@ def _rest_of(turn: Turn, event: TurnEvent, seq: int) -> TurnEvent:
     return TurnEvent(event.seq, replace(fragments[-1], text="".join(one.text for one in fragments)))
 
 
-def _placed(told: Sequence[_Said], before: int, seq: int) -> Iterator[tuple[bytes, _Said]]:
+def _placed(told: Sequence[_RunEvent], before: int, seq: int) -> Iterator[tuple[bytes, _RunEvent]]:
     """Each event with its id: the position of a client that has it."""
     last = len(told) - 1
     for number, one in enumerate(told):
@@ -530,38 +532,38 @@ class RunValues:
         self._view = view
         self._load_base = load_base
         self._load_state = load_state
-        self._told = RunTeller(view)
+        self._translator = RunTranslator(view)
         self._values: Snapshot | bytes | None = None
         self._error: bytes | None = None
         self._ended: tuple[str, Payload] | None = None
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """See `StreamWriter`."""
-        for one in self._told.take(event):
+        for one in self._translator.take(event):
             if one.name == b"values":
                 self._values = one.data
             elif one.name == b"error" and isinstance(one.data, bytes):
                 self._error = one.data.strip()
-        if self._told.over or (turn.ended and event.seq == turn.events[-1].seq):
-            self._ended, self.owed = (turn.ask.agent_id, event.payload), self._say
+        if self._translator.over or (turn.ended and event.seq == turn.events[-1].seq):
+            self._ended, self.owed = (turn.ask.agent_id, event.payload), self._end_values
         return b""
 
     def refuse(self, request: Request, failure: Failed) -> Response:
         """See `StreamWriter`."""
         return refusal_of(failure, request)
 
-    async def _say(self) -> bytes:
+    async def _end_values(self) -> bytes:
         """The values, with `__interrupt__` if the run asks a person; `__error__` alone if it failed, or they cannot be
         read."""
         self.over = True
         try:
-            return await self._said()
+            return await self._final_values()
         except ServiceError as error:
-            return b'{"__error__":%b}' % _told_error(error)
+            return b'{"__error__":%b}' % _error_values(error)
         finally:
             self.owed = None
 
-    async def _said(self) -> bytes:
+    async def _final_values(self) -> bytes:
         if self._error is not None:
             return b'{"__error__":%b}' % self._error
         values = self._values or Snapshot(b"")
@@ -573,7 +575,7 @@ class RunValues:
             return values.strip()
         base = self._view.base
         if base is None:
-            base = await self._load_base(self._told.first_rank, self._told.behind)
+            base = await self._load_base(self._translator.first_rank, self._translator.behind)
         return b'{"messages":[%b]%b}' % (b",".join(filter(None, (base, values.run))), values.beside)
 
 
@@ -581,5 +583,5 @@ def _encoded_headers(headers: Mapping[str, str] | None) -> list[tuple[bytes, byt
     return [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
 
 
-def _told_error(error: ServiceError) -> bytes:
+def _error_values(error: ServiceError) -> bytes:
     return dumps({"error": error.code.value, "message": message_for(error.code)})

@@ -34,12 +34,12 @@ from agentic_backend.session.stream import (
     Whole,
 )
 from agentic_backend.session.stream import Final as Ended
-from agentic_backend.surfaces.langgraph.blocks import BlockTeller
+from agentic_backend.surfaces.langgraph.blocks import BlockTranslator
 from agentic_backend.surfaces.langgraph.errors import refusal_of
 from agentic_backend.surfaces.langgraph.messages import note_in
 from agentic_backend.surfaces.langgraph.names import checkpoint_id_of
 from agentic_backend.surfaces.langgraph.people import interrupts
-from agentic_backend.surfaces.langgraph.stream import RunTeller, RunView, Snapshot
+from agentic_backend.surfaces.langgraph.stream import RunTranslator, RunView, Snapshot
 from backend_kit.wire import Code, InvalidJson, ServiceError, dumps, loads, message_for
 
 CHANNELS: Final = ("values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom")
@@ -137,13 +137,13 @@ class Numbered(NamedTuple):
 
 
 @dataclass(slots=True)
-class ToldExchange:
+class ExchangeProgress:
     """What is known of the exchange that is being sent: its messages so far, where its run begins (None between two),
     the writers of its events, and what was before it."""
 
     turn: Turn
-    told: RunTeller
-    blocks: BlockTeller
+    translator: RunTranslator
+    blocks: BlockTranslator
     past: list[TurnEvent] = field(default_factory=list)
     rank: int | None = None
     from_history: bool = False
@@ -152,9 +152,9 @@ class ToldExchange:
     before: Before | None = None
 
     @classmethod
-    def of(cls, turn: Turn, thread_id: str) -> "ToldExchange":
+    def of(cls, turn: Turn, thread_id: str) -> "ExchangeProgress":
         """The exchange of a turn, of which nothing has been sent yet."""
-        return cls(turn, _teller(turn, thread_id), BlockTeller(turn.ask.exchange_id))
+        return cls(turn, _translator(turn, thread_id), BlockTranslator(turn.ask.exchange_id))
 
 
 class ThreadWriter:
@@ -187,13 +187,13 @@ class ThreadWriter:
         self._clock = clock
         self._is_graph = is_graph
         self._held: list[Numbered] = []
-        self._exchange: ToldExchange | None = None
+        self._exchange: ExchangeProgress | None = None
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
         """See `StreamWriter`."""
         exchange = self._exchange
         if exchange is None or exchange.turn is not turn:
-            exchange = self._exchange = ToldExchange.of(turn, self._thread_id)
+            exchange = self._exchange = ExchangeProgress.of(turn, self._thread_id)
         payload = event.payload
         if isinstance(payload, TextDelta) and (said := self._more(exchange, event.seq, payload)) is not None:
             return said
@@ -204,11 +204,11 @@ class ThreadWriter:
             self.seq = max(self.seq, new[-1].seq)
         wanted = [one for one in new if self._wants(one)]
         if exchange.before is None and any(not isinstance(one.data, bytes) for one in wanted):
-            self._held, self.owed = wanted, self._say_held
+            self._held, self.owed = wanted, self._flush_held
             return b""
         return self._encoded(exchange, wanted)
 
-    def _more(self, exchange: ToldExchange, seq: int, delta: TextDelta) -> bytes | None:
+    def _more(self, exchange: ExchangeProgress, seq: int, delta: TextDelta) -> bytes | None:
         """One more piece of the text that is open: what most events are."""
         told = exchange.blocks.more(delta)
         if told is None:
@@ -224,12 +224,12 @@ class ThreadWriter:
         """See `StreamWriter`."""
         return refusal_of(failure, request)
 
-    async def _say_held(self) -> bytes:
+    async def _flush_held(self) -> bytes:
         """What was held back until the messages before the exchange were read. Nothing else is written until then."""
         exchange = self._exchange
         assert exchange is not None
         try:
-            exchange.before = await self._load_before(exchange.told.first_rank, exchange.told.behind)
+            exchange.before = await self._load_before(exchange.translator.first_rank, exchange.translator.behind)
         except ServiceError as error:
             return self.failed(error)
         finally:
@@ -259,7 +259,7 @@ class ThreadWriter:
         shared = event.seq & _LAST_PART == _LAST_PART and not _is_end(event.seq)
         return event.seq > self.seq or (shared and event.seq == self.seq) or event.id.endswith(_UNNUMBERED)
 
-    def _take(self, exchange: ToldExchange, event: TurnEvent) -> list[Numbered]:
+    def _take(self, exchange: ExchangeProgress, event: TurnEvent) -> list[Numbered]:
         """What is sent for an event."""
         payload = event.payload
         if isinstance(payload, Restarted):
@@ -276,7 +276,7 @@ class ThreadWriter:
         told += self._numbered(exchange, event.seq, parts)
         return [*told, *self._end(exchange, payload)] if event.terminal else told
 
-    def _parts(self, exchange: ToldExchange, event: TurnEvent) -> list[Saying]:
+    def _parts(self, exchange: ExchangeProgress, event: TurnEvent) -> list[Saying]:
         """What an event of a run becomes, except for the run's end."""
         payload = event.payload
         begins = _beginning(payload) is not None
@@ -284,13 +284,13 @@ class ThreadWriter:
         parts += exchange.blocks.take(payload)
         return parts if _kind(payload) == _DECISION else [*parts, *self._of_state(exchange, event)]
 
-    def _of_state(self, exchange: ToldExchange, event: TurnEvent) -> Iterator[Saying]:
+    def _of_state(self, exchange: ExchangeProgress, event: TurnEvent) -> Iterator[Saying]:
         """What an event yields besides the model's messages; not the state at the run's end."""
         payload = event.payload
         asks = isinstance(payload, Whole) and _kind(payload) == _QUESTION
         if isinstance(payload, Whole) and asks and not self._is_graph(_agent_of(exchange.turn)):
             yield b"checkpoints", _Checkpoint(payload.message.rank, ends=False)
-        for one in exchange.told.take(event):
+        for one in exchange.translator.take(event):
             if one.mode == "values" and not event.terminal:
                 yield b"values", one.data.strip() if isinstance(one.data, bytes) else Snapshot(one.data.run)
             elif one.mode == "updates":
@@ -298,48 +298,48 @@ class ThreadWriter:
             elif one.mode == "custom":
                 yield b"custom", _custom(one.data)
 
-    def _begin(self, exchange: ToldExchange, event: TurnEvent, rank: int) -> list[Numbered]:
+    def _begin(self, exchange: ExchangeProgress, event: TurnEvent, rank: int) -> list[Numbered]:
         """A question, or a person's answer: a run begins and, in a replay from history, the one before has ended."""
         turn = exchange.turn
         told: list[Numbered] = []
         if _kind(event.payload) == _QUESTION:
             exchange.asked_at = rank
             exchange.from_history = exchange.from_history or not turn.numbers(_ANY_SEQ)
-            exchange.told = self._teller(turn, event.payload)
+            exchange.translator = self._translator(turn, event.payload)
         else:
             if exchange.rank is not None:
                 parts = self._last_parts(exchange)
                 told = [*self._numbered(exchange, event.seq, parts), *self._end(exchange, None)]
-            exchange.told = self._teller(turn, event.payload)
+            exchange.translator = self._translator(turn, event.payload)
             for earlier in exchange.past:
-                exchange.told.take(earlier)
-            exchange.told.close()
-            exchange.told.begin_at(rank)
+                exchange.translator.take(earlier)
+            exchange.translator.close()
+            exchange.translator.begin_at(rank)
         exchange.rank = min(rank, _MAX_RANK)
         return told
 
-    def _teller(self, turn: Turn, begins: Payload) -> RunTeller:
+    def _translator(self, turn: Turn, begins: Payload) -> RunTranslator:
         """The writer of a run that begins with this event: for a hosted graph whose client wanted it, of the graph's
         own output."""
         note = note_in(begins.message.metadata) if isinstance(begins, Whole) else {}
         graph = "values" in note.get("modes", ()) and self._is_graph(turn.ask.agent_id)
-        return _teller(turn, self._thread_id, graph=graph)
+        return _translator(turn, self._thread_id, graph=graph)
 
-    def _last_parts(self, exchange: ToldExchange) -> list[Saying]:
+    def _last_parts(self, exchange: ExchangeProgress) -> list[Saying]:
         """What is open at the end of a run, when that end shows only by the beginning of the next run."""
-        updates = [each for one in exchange.told.close() for each in _update(one.data)]
+        updates = [each for one in exchange.translator.close() for each in _update(one.data)]
         return [*exchange.blocks.finish(), *updates]
 
-    def _again(self, exchange: ToldExchange, event: TurnEvent, restarted: Restarted) -> list[Numbered]:
+    def _again(self, exchange: ExchangeProgress, event: TurnEvent, restarted: Restarted) -> list[Numbered]:
         """The turn runs again: what comes now replaces what was sent."""
         told = self._numbered(exchange, event.seq, [*exchange.blocks.again()])
-        again = ToldExchange.of(exchange.turn, self._thread_id)
+        again = ExchangeProgress.of(exchange.turn, self._thread_id)
         again.from_history = exchange.from_history or not restarted.runs_before
         again.numbered_from = event.seq if again.from_history else 0
         self._exchange = again
         return told
 
-    def _end(self, exchange: ToldExchange, end: Payload | None) -> list[Numbered]:
+    def _end(self, exchange: ExchangeProgress, end: Payload | None) -> list[Numbered]:
         """A run's end; None if only the next run of the exchange shows it."""
         assert exchange.rank is not None
         last = None
@@ -351,24 +351,24 @@ class ThreadWriter:
         exchange.rank = None
         return [Numbered(seq, b"%d" % seq, *part) for seq, part in enumerate(parts, first)]
 
-    def _end_parts(self, exchange: ToldExchange, end: Payload | None, last: int | None) -> list[Saying]:
+    def _end_parts(self, exchange: ExchangeProgress, end: Payload | None, last: int | None) -> list[Saying]:
         """What the end of a run becomes, after the message with rank `last`."""
         parts: list[Saying] = []
         if last is not None and not self._is_graph(_agent_of(exchange.turn)):
             parts.append((b"checkpoints", _Checkpoint(last, ends=True)))
-        state = exchange.told.state
+        state = exchange.translator.state
         parts.append((b"values", state.strip() if isinstance(state, bytes) else state))
         if isinstance(end, Awaiting):
             parts += [(b"input.requested", _asked(one)) for one in interrupts(end.payload)]
         return [*parts, (b"lifecycle", _ended(exchange.turn, end))]
 
-    def _numbered(self, exchange: ToldExchange, seq: int, parts: Sequence[Saying]) -> list[Numbered]:
+    def _numbered(self, exchange: ExchangeProgress, seq: int, parts: Sequence[Saying]) -> list[Numbered]:
         if not parts or exchange.rank is None:
             return []
         first = self._place(exchange, seq)
         return [_event(first, part, *one) for part, one in enumerate(parts)]
 
-    def _place(self, exchange: ToldExchange, seq: int) -> int:
+    def _place(self, exchange: ExchangeProgress, seq: int) -> int:
         """The number of the first part of a turn's event in a run."""
         assert exchange.rank is not None
         telling, number = divmod(seq, RUN_SEQS)
@@ -386,14 +386,14 @@ class ThreadWriter:
             return True
         return loads(event.data).get("name") in names
 
-    def _encoded(self, exchange: ToldExchange | None, events: Sequence[Numbered]) -> bytes:
+    def _encoded(self, exchange: ExchangeProgress | None, events: Sequence[Numbered]) -> bytes:
         return b"".join(self._frame(one, self._data(exchange, one.data)) for one in events)
 
     def _frame(self, one: Numbered, data: bytes) -> bytes:
         at = round(self._clock() * 1000)
         return _EVENT % (one.seq, one.method, one.id, one.seq, one.method, at, data)
 
-    def _data(self, exchange: ToldExchange | None, data: Data) -> bytes:
+    def _data(self, exchange: ExchangeProgress | None, data: Data) -> bytes:
         if isinstance(data, bytes):
             return data
         assert exchange is not None
@@ -402,7 +402,7 @@ class ThreadWriter:
             return b'{"messages":[%b]%b}' % (b",".join(filter(None, (exchange.before.messages, data.run))), data.beside)
         return dumps(self._checkpoint(exchange, exchange.before, data))
 
-    def _checkpoint(self, exchange: ToldExchange, before: Before, one: _Checkpoint) -> dict[str, Any]:
+    def _checkpoint(self, exchange: ExchangeProgress, before: Before, one: _Checkpoint) -> dict[str, Any]:
         """A checkpoint as in the thread's history."""
         told = {"id": checkpoint_id_of(self._thread_id, one.rank), "source": "loop"}
         asked_at = before.asked_at if exchange.asked_at is None else exchange.asked_at
@@ -410,7 +410,7 @@ class ThreadWriter:
         if one.ends:
             told["parent_id"] = checkpoint_id_of(self._thread_id, asked_at)
             return {**told, "step": 2 * earlier + 1}
-        behind = exchange.told.behind
+        behind = exchange.translator.behind
         parent = one.rank - 1 if behind is None else behind
         return {**told, "parent_id": checkpoint_id_of(self._thread_id, parent), "step": 2 * earlier}
 
@@ -426,9 +426,9 @@ def _is_end(seq: int) -> bool:
     return seq & _END == _END
 
 
-def _teller(turn: Turn, thread_id: str, *, graph: bool = False) -> RunTeller:
+def _translator(turn: Turn, thread_id: str, *, graph: bool = False) -> RunTranslator:
     run_id = turn.ask.exchange_id
-    return RunTeller(RunView(run_id, thread_id, run_id, graph=graph))
+    return RunTranslator(RunView(run_id, thread_id, run_id, graph=graph))
 
 
 def _kind(payload: Payload) -> tuple[str, str] | None:

@@ -11,11 +11,11 @@ from agentic_backend.surfaces.langgraph.people import interrupts
 from agentic_backend.surfaces.langgraph.stream import Snapshot, with_beside
 from agentic_backend.surfaces.langgraph.thread_events import (
     EventsWanted,
+    ExchangeProgress,
     LoadBefore,
     Numbered,
     Saying,
     ThreadWriter,
-    ToldExchange,
 )
 from backend_kit.wire import dumps
 
@@ -51,14 +51,14 @@ class JoinWriter(ThreadWriter):
         self._run_id = ""
         self._wished: set[bytes] = set()
 
-    def _parts(self, exchange: ToldExchange, event: TurnEvent) -> list[Saying]:
+    def _parts(self, exchange: ExchangeProgress, event: TurnEvent) -> list[Saying]:
         payload, parts = event.payload, list[Saying]()
         begins = isinstance(payload, Whole) and payload.message.role == "user"
         if isinstance(payload, Whole) and begins:
             parts.append((b"metadata", self._opened(exchange.turn, note_in(payload.message.metadata))))
             if payload.message.channel == "observation":
                 return parts
-        for one in exchange.told.take(event):
+        for one in exchange.translator.take(event):
             if one.mode not in _NAMES or (one.mode == "values" and event.terminal):
                 continue
             parts.append((one.name, one.data.removesuffix(b"\n\n") if isinstance(one.data, bytes) else one.data))
@@ -70,14 +70,14 @@ class JoinWriter(ThreadWriter):
         self._wished = {_NAMES[mode] for mode in modes if mode in _NAMES}
         return dumps({"run_id": self._run_id, "attempt": 1})
 
-    def _last_parts(self, exchange: ToldExchange) -> list[Saying]:
-        updates = [one.data for one in exchange.told.close() if isinstance(one.data, bytes)]
+    def _last_parts(self, exchange: ExchangeProgress) -> list[Saying]:
+        updates = [one.data for one in exchange.translator.close() if isinstance(one.data, bytes)]
         return [(b"updates", data.removesuffix(b"\n\n")) for data in updates]
 
-    def _end_parts(self, exchange: ToldExchange, end: Payload | None, _last: int | None) -> list[Saying]:
+    def _end_parts(self, exchange: ExchangeProgress, end: Payload | None, _last: int | None) -> list[Saying]:
         asked = interrupts(end.payload) if isinstance(end, Awaiting) else []
         beside = b',"__interrupt__":%b' % dumps(asked) if asked else b""
-        state = exchange.told.state
+        state = exchange.translator.state
         state = with_beside(state.strip(), beside) if isinstance(state, bytes) else Snapshot(state.run, beside)
         parts: list[Saying] = [(b"state_update", state), (b"values", state)]
         if isinstance(end, Failed):
@@ -95,7 +95,7 @@ class JoinWriter(ThreadWriter):
             return True
         return any(event.method in _BY_MODE[mode] for mode in self._modes if mode in _BY_MODE)
 
-    def _more(self, _exchange: ToldExchange, _seq: int, _delta: TextDelta) -> bytes | None:
+    def _more(self, _exchange: ExchangeProgress, _seq: int, _delta: TextDelta) -> bytes | None:
         return None
 
     def _frame(self, one: Numbered, data: bytes) -> bytes:

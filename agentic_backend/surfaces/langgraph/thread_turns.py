@@ -10,7 +10,7 @@ from agentic_backend.session.store import newest_message
 from agentic_backend.session.stream import Turn
 from agentic_backend.session.watches import GONE
 from agentic_backend.surfaces.langgraph.messages import Transcript
-from agentic_backend.surfaces.langgraph.states import ROOT_RANK, told
+from agentic_backend.surfaces.langgraph.states import ROOT_RANK, messages_in
 from agentic_backend.surfaces.langgraph.thread_events import Before, LoadBefore, ThreadWriter, has_end, rank_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.wire import loads
@@ -63,7 +63,7 @@ class ThreadTurns:
             raise SessionNotFound
         if not self._looked:
             self._looked = True
-            self._add_first(await self._not_told())
+            self._add_first(await self._unsent_exchanges())
         if self._run_up_to > self._writer.next_rank:
             # Meanwhile another instance has run a turn that ended before anybody saw it, or before the current one.
             self._add_first(await self._behind(self._writer.next_rank))
@@ -84,7 +84,7 @@ class ThreadTurns:
         first = list(dict.fromkeys(exchange_ids))
         self._due = deque([*first, *(one for one in self._due if one not in first)])
 
-    async def _not_told(self) -> list[str]:
+    async def _unsent_exchanges(self) -> list[str]:
         """The exchanges that the client does not have completely."""
         registry, session, since = self._services.registry, self._session, self._since
         self._writer.next_rank = session.next_rank  # what comes after that is announced by its instance
@@ -115,7 +115,7 @@ class ThreadTurns:
             runs: dict[str, int] = {}
             read, first = 0, rank
             with self._services.kpi.phase("history_get"):
-                async for message in told(self._services, session.id, session.user_id, HistoryWindow(count)):
+                async for message in messages_in(self._services, session.id, session.user_id, HistoryWindow(count)):
                     first, read = (message["rank"] if not read else first), read + 1
                     if message["rank"] >= rank:
                         begun = message["rank"] if message["role"] == "user" else 0
@@ -131,7 +131,7 @@ def before_in(services: DoorServices, session: Session) -> LoadBefore:
     async def load(below: int, behind: int | None) -> Before:
         transcript, questions, asked_at = Transcript(), 0, ROOT_RANK
         with services.kpi.phase("history_get"):
-            async for message in told(services, session.id, session.user_id):
+            async for message in messages_in(services, session.id, session.user_id):
                 if message["rank"] >= below or (behind is not None and message["rank"] > behind):
                     break
                 if _asks(message):

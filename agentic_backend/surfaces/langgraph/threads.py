@@ -70,7 +70,7 @@ def _without_ours(metadata: dict[str, Any]) -> dict[str, Any]:
 Metadata = Annotated[JsonObject, AfterValidator(_without_ours)]
 
 
-class _Made(RequestBody):
+class _NewThread(RequestBody):
     """Body of `POST /threads`."""
 
     thread_id: CleanText | None = None
@@ -111,7 +111,7 @@ def add_threads(router: APIRouter, services: Callable[[], DoorServices], caller:
     @router.post("/threads", openapi_extra=_BODY)
     async def create(request: Request, identity: caller) -> Response:
         """Create a thread, under an id of the client's or one of ours."""
-        wanted = await _read(request, _Made, refused=("ttl", "supersteps"))
+        wanted = await _read(request, _NewThread, refused=("ttl", "supersteps"))
         return await _shown(services(), await _make(services(), identity.uid, wanted))
 
     @router.get("/threads/{thread_id}")
@@ -215,7 +215,7 @@ def _asked(services: DoorServices, wanted: _Counted) -> ThreadsWanted:
     )
 
 
-async def _make(services: DoorServices, user_id: str, wanted: _Made) -> Thread:
+async def _make(services: DoorServices, user_id: str, wanted: _NewThread) -> Thread:
     """The thread that a client creates, or has created. Raises Conflict if it wants a new one, or the id is another
     user's, or one of a door (`is_of_doors`) that is not there yet."""
     if wanted.thread_id is not None and not is_uuid(wanted.thread_id):

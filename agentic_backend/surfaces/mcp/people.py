@@ -30,7 +30,7 @@ def form_of(payload: Question) -> tuple[str, dict[str, Any]]:
     if question.get("free_text") or not choices:
         fields[_TEXT] = {"type": "string", "title": "Answer"}
     required = list(fields) if len(fields) == 1 else []
-    return _told(question), {"type": "object", "properties": fields, "required": required}
+    return _question_text(question), {"type": "object", "properties": fields, "required": required}
 
 
 def answer_in(payload: Question, result: ElicitResult | None) -> dict[str, Any] | None:
@@ -67,7 +67,7 @@ def in_words(payload: Question) -> str:
     """The question with its choices, numbered. Of several questions it is the first; the others are asked next."""
     question = _first(payload)
     choices = [f"{number}. {choice['label']}" for number, choice in enumerate(question.get("choices") or (), 1)]
-    return "\n\n".join([_told(question), *(["\n".join(choices)] if choices else [])])
+    return "\n\n".join([_question_text(question), *(["\n".join(choices)] if choices else [])])
 
 
 def _first(payload: Question) -> Question:
@@ -75,7 +75,7 @@ def _first(payload: Question) -> Question:
     return several[0] if several else payload
 
 
-def _told(question: Question) -> str:
+def _question_text(question: Question) -> str:
     return "\n\n".join(str(text) for key in ("title", "question") if (text := question.get(key)))
 
 

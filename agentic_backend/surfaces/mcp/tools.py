@@ -39,7 +39,7 @@ from agentic_backend.session.stream import (
     Ask,
     Awaiting,
     Cancelled,
-    CustomSaid,
+    CustomPart,
     Failed,
     HumanAnswer,
     Payload,
@@ -294,12 +294,12 @@ class _Progress:
             return
         if isinstance(payload, TextDelta):
             self._done += len(payload.text)
-            await self._tell(payload.text)
-        elif (event := _said_of(payload)) is not None:
+            await self._report_progress(payload.text)
+        elif (event := _progress_of(payload)) is not None:
             self._done += 1
-            await self._tell(event)
+            await self._report_progress(event)
 
-    async def _tell(self, said: str) -> None:
+    async def _report_progress(self, said: str) -> None:
         await self._ctx.session.report_progress(float(self._done), message=said[:_MAX_PROGRESS_CHARS])
 
 
@@ -399,7 +399,7 @@ def _url(href: str, page: str) -> str:
     return page + href if href.startswith("/") else href
 
 
-def _said_of(payload: Payload) -> str | None:
+def _progress_of(payload: Payload) -> str | None:
     """The progress text for an event that is not text of the answer; None if the event is not reported."""
     if isinstance(payload, ThoughtDelta):
         return "Thinking"
@@ -408,7 +408,7 @@ def _said_of(payload: Payload) -> str | None:
     if isinstance(payload, Whole) and payload.message.role == "assistant":
         calls = [part["name"] for part in payload.message.parts if part.get("type") == "tool_call"]
         return f"Calls {', '.join(map(str, calls))}" if calls else None
-    if isinstance(payload, CustomSaid):
+    if isinstance(payload, CustomPart):
         said = loads(payload.json)
         return said if isinstance(said, str) else None
     return None

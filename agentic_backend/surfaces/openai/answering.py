@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from agentic_backend.chat.sse import HEARTBEAT
 from agentic_backend.session.stream import Failed, Payload, Restarted, Turn, TurnEvent
 from agentic_backend.surfaces.follow import Following
+from agentic_backend.surfaces.openai.answer_reader import Failure, failure_of
 from agentic_backend.surfaces.openai.errors import error_json, error_response
-from agentic_backend.surfaces.openai.telling import Failure, failure_of
 
 
 class Encoder(Protocol):
@@ -92,9 +92,9 @@ class WholeAnswer(Response):
             finally:
                 on_gone(None)
         if payloads and following.turn.ended:
-            await self._told(payloads)(scope, receive, send)
+            await self._whole_response(payloads)(scope, receive, send)
 
-    def _told(self, payloads: Sequence[Payload]) -> Response:
+    def _whole_response(self, payloads: Sequence[Payload]) -> Response:
         encoded = self._encode(payloads)
         if isinstance(encoded, Failure):
             return failed(encoded, self._given)

@@ -19,10 +19,10 @@ from agentic_backend.errors import AgentNotFound, BadRequest, Draining, Forbidde
 from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.past_exchanges import OpenQuestion, open_question
 from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Turn
+from agentic_backend.surfaces.openai.answer_reader import End
 from agentic_backend.surfaces.openai.asked import Named, named
 from agentic_backend.surfaces.openai.messages import Conversation, with_results
 from agentic_backend.surfaces.openai.people import answer_of, in_words, was_asked
-from agentic_backend.surfaces.openai.telling import End
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.http import request_id
@@ -135,7 +135,7 @@ def expect_page(services: DoorServices, request: Request) -> None:
         raise Forbidden
 
 
-async def told_task(services: DoorServices, request: Request, identity: Identity, conversation: Conversation) -> End:
+async def run_task(services: DoorServices, request: Request, identity: Identity, conversation: Conversation) -> End:
     """What the language model answers to a front end's task. Raises ServiceError: `TurnFailed`, `RateLimited`,
     `Draining`, or where the request may not ask."""
     expect_page(services, request)

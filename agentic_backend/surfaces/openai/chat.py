@@ -14,12 +14,20 @@ from starlette.responses import Response
 
 from agentic_backend.session.stream import Payload, Restarted, Terminal, TextDelta, ThoughtDelta, Whole
 from agentic_backend.surfaces.follow import follow_of, turn_stream
+from agentic_backend.surfaces.openai.answer_reader import (
+    BROKEN_OFF,
+    AnswerReader,
+    Citation,
+    End,
+    Failure,
+    page_of,
+    read_whole_answer,
+)
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer
 from agentic_backend.surfaces.openai.asked import is_task, session_id_of
-from agentic_backend.surfaces.openai.asking import Wish, prepare, told_task
+from agentic_backend.surfaces.openai.asking import Wish, prepare, run_task
 from agentic_backend.surfaces.openai.chat_request import ChatRequest, read_chat_request
 from agentic_backend.surfaces.openai.errors import error_json
-from agentic_backend.surfaces.openai.telling import BROKEN_OFF, Citation, End, Failure, Telling, page_of, told_at_once
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
@@ -51,7 +59,7 @@ class Completion:
 class Chunks:
     """The chunks of one answer, in the order of its events."""
 
-    def __init__(self, completion: Completion, telling: Telling, *, include_usage: bool) -> None:
+    def __init__(self, completion: Completion, telling: AnswerReader, *, include_usage: bool) -> None:
         """`include_usage` adds the chunk with the usage, and `usage` to all others, where it is null."""
         self.over = False
         """Whether the answer ended before its turn: what was sent cannot be retracted when the turn runs again."""
@@ -136,7 +144,7 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
     completion = Completion(f"chatcmpl-{uuid4().hex}", asked.model, int(time.time()))
     page = page_of(services.public_url, request.scope["scheme"], request.headers)
     if is_task(asked.conversation):
-        return _at_once(completion, asked, await told_task(services, request, identity, asked.conversation), {})
+        return _at_once(completion, asked, await run_task(services, request, identity, asked.conversation), {})
     conversation = asked.conversation
     wish = Wish(asked.model, conversation, conversation.history, asked.tools, asked.ignored)
     session_id = session_id_of(identity.uid, request.headers, asked.metadata)
@@ -145,14 +153,14 @@ async def complete_chat(services: DoorServices, request: Request, identity: Iden
         return _at_once(completion, asked, End(prepared.instead, prepared.instead, spent=_NOTHING), prepared.headers)
     if not asked.stream:
         return WholeAnswer(prepared.begin, prepared.headers, partial(_whole, completion, page))
-    chunks = Chunks(completion, Telling(page), include_usage=asked.include_usage)
+    chunks = Chunks(completion, AnswerReader(page), include_usage=asked.include_usage)
     stream = EncodedStream(chunks, prepared.headers)
     return await turn_stream(services, request, identity.uid, lambda: follow_of(prepared.begin()), stream)
 
 
 def _whole(completion: Completion, page: str, payloads: Sequence[Payload]) -> bytes | Failure:
     """The whole completion of a turn that has ended, or why there is none."""
-    reasoning, end = told_at_once(payloads, page)
+    reasoning, end = read_whole_answer(payloads, page)
     return end.failure or completion.whole(reasoning, end)
 
 
@@ -160,5 +168,5 @@ def _at_once(completion: Completion, asked: ChatRequest, end: End, headers: Mapp
     """An answer without a turn."""
     if not asked.stream:
         return Response(completion.whole("", end), 200, dict(headers), "application/json")
-    chunks = Chunks(completion, Telling(""), include_usage=asked.include_usage)
+    chunks = Chunks(completion, AnswerReader(""), include_usage=asked.include_usage)
     return Response(chunks.opening() + chunks.end(end), 200, {**headers, "cache-control": "no-store"}, _EVENTS)

@@ -160,7 +160,7 @@ def _chain(exchanges: Mapping[str, list[Message]], newest: str) -> Iterable[str]
         yield here
         asked = _asked(exchanges[here][0])
         if asked is None or asked.conversation is not None:
-            after_rank = Branching.said_in(exchanges[here][0]["metadata"]).after_rank
+            after_rank = Branching.from_metadata(exchanges[here][0]["metadata"]).after_rank
             place = order.index(here)
             before = order[place - 1] if place else None
             here = before if after_rank is None else ends.get(after_rank)
@@ -177,7 +177,7 @@ def _earlier(session_id: str, exchanges: list[list[Message]], field: str) -> Ear
             sentence = f"{field} names a conversation of which not all was kept: it began with more than 64 KiB."
             raise Refused(sentence, field, "conversation_not_kept")
         items.extend(asked.before or () if asked is not None else ())
-        items.extend(_said(messages))
+        items.extend(_history_of(messages))
         if len(items) > MAX_MESSAGES:
             raise Refused(f"{field} names a conversation of more than {MAX_MESSAGES} messages.", field, "invalid_value")
     open_calls = frozenset(call.id for call in items[-1].calls) if items else frozenset[str]()
@@ -187,7 +187,7 @@ def _earlier(session_id: str, exchanges: list[list[Message]], field: str) -> Ear
     return Earlier(session_id, tuple(items), open_calls, OpenQuestion.in_message(newest[-1]), newest[-1]["exchange_id"])
 
 
-def _said(messages: list[Message]) -> list[HistoryItem]:
+def _history_of(messages: list[Message]) -> list[HistoryItem]:
     """The question and the answer of an exchange."""
     question, answer = messages[0], messages[-1]
     results = [part for part in question["parts"] if part.get("type") == "tool_result"]

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from agentic_backend.llm.prompt import HistoryItem
-from agentic_backend.surfaces.openai.telling import Failure, FinishReason
+from agentic_backend.surfaces.openai.answer_reader import Failure, FinishReason
 from backend_kit.wire import dumps
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

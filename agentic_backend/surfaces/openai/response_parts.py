@@ -94,13 +94,13 @@ async def find_part(services: DoorServices, identity: Identity, response_id: str
     if turn is not None and turn.ask.session_id == name.session_id:
         part = part_of(turn, name)
     if part is None:
-        part = part_of(await _told(services, identity.uid, name, field), name, told=True)
+        part = part_of(await _stored_turn(services, identity.uid, name, field), name, told=True)
     if part is None or not identity.may_ask(part.turn.ask.agent_id):
         raise NoResponse(field)
     return part
 
 
-async def _told(services: DoorServices, user_id: str, name: ResponseId, field: str) -> Turn:
+async def _stored_turn(services: DoorServices, user_id: str, name: ResponseId, field: str) -> Turn:
     """The exchange from history, as a turn that has ended."""
     with services.kpi.phase("history_get"):
         session = await services.store.get(name.session_id, user_id)
@@ -110,7 +110,7 @@ async def _told(services: DoorServices, user_id: str, name: ResponseId, field: s
     stored = StoredExchange.decode(encoded)
     agent_id = stored.messages[-1].metadata.get("agent_id", session.agent_id)
     turn = Turn(Ask(session.id, agent_id, stored.question.text, name.exchange_id, user_id, time.perf_counter()))
-    stored.tell(turn, session)
+    stored.publish(turn, session)
     return turn
 
 

@@ -18,6 +18,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import Ask, Cancelled, Failed, Payload, Turn, Whole
 from agentic_backend.surfaces.follow import Following, follow_of, stop_turn, turn_stream, whole_events
 from agentic_backend.surfaces.openai import reading
+from agentic_backend.surfaces.openai.answer_reader import End, Failure, failure_of, page_of
 from agentic_backend.surfaces.openai.answering import EncodedStream, WholeAnswer, failed
 from agentic_backend.surfaces.openai.asked import is_task, is_temporary, session_id_of
 from agentic_backend.surfaces.openai.asking import (
@@ -30,7 +31,7 @@ from agentic_backend.surfaces.openai.asking import (
     expect_page,
     find_waiting,
     open_session,
-    told_task,
+    run_task,
 )
 from agentic_backend.surfaces.openai.earlier import Earlier, all_before, before
 from agentic_backend.surfaces.openai.errors import CannotNow, Refused
@@ -40,7 +41,6 @@ from agentic_backend.surfaces.openai.response_input import read_input
 from agentic_backend.surfaces.openai.response_object import Requested, ResponseId, ResponseObject
 from agentic_backend.surfaces.openai.response_parts import AT, STARTING_AFTER, Part, find_part, is_waiting
 from agentic_backend.surfaces.openai.response_request import ResponseRequest, read_response_request
-from agentic_backend.surfaces.openai.telling import End, Failure, failure_of, page_of
 from agentic_backend.surfaces.services import DoorServices
 from backend_kit.auth import Identity
 from backend_kit.wire import dumps
@@ -76,7 +76,7 @@ async def create_response(services: DoorServices, request: Request, identity: Id
     earlier = await _earlier(services, identity, wanted)
     conversation = read_input(wanted.input, earlier.open_calls if earlier is not None else ())
     if earlier is None and is_task(conversation):
-        end = await told_task(services, request, identity, conversation)
+        end = await run_task(services, request, identity, conversation)
         return _at_once(replace(wanted, store=False), ResponseId(str(uuid4()), str(uuid4())), end, {})
     given = [HistoryItem("system", wanted.instructions)] if wanted.instructions else []
     given += earlier.items if earlier is not None else ()

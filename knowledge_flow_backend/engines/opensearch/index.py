@@ -24,7 +24,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     scope_of,
     with_attachments,
 )
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
+from knowledge_flow_backend.engines.pgvector.rows import IndexOrigin, check_origin, origin_of, vector_text
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Reader, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
 from knowledge_flow_backend.index.models import Embed
@@ -82,7 +82,7 @@ class _Overview:
     `rarities`: of the words that are searched.
     """
 
-    made: Made
+    made: IndexOrigin
     in_scope: int
     attached: int
     rights: Rights
@@ -138,12 +138,12 @@ class OpenSearchChunks(PostgresReads):
         """
         with self._database.guarded():
             async with self._database.main.connection() as connection:
-                holds = await made_by(connection)
+                holds = await origin_of(connection)
                 token = await connection.execute("index_token", opensearch_statements.TOKEN)
         if holds is None:
             await self._cluster.mappings(self._database.index)  # first contact: is there a cluster at all
             return
-        check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
+        check_origin(self._database.index, holds, IndexOrigin(self._model, dimension or holds.dimension, ENGINE))
         await check_index(self._cluster, self._database.index, Shape(holds.model, holds.dimension, token[0][0]))
 
     async def search(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
@@ -201,7 +201,7 @@ class OpenSearchChunks(PostgresReads):
             generations=tuple(valid or ()),
         )
         return _Overview(
-            Made(model, dimension, engine),
+            IndexOrigin(model, dimension, engine),
             int(in_scope),
             int(attached),
             rights,
@@ -233,7 +233,7 @@ class OpenSearchChunks(PostgresReads):
 
     async def _by_vector(self, query: IndexQuery, overview: _Overview, question: _Question) -> Ranked:
         vector = await question.vector()
-        check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
+        check_origin(self._database.index, overview.made, IndexOrigin(self._model, len(vector), ENGINE))
         if not vector.any():
             return []  # it has no direction
         exact = overview.in_scope <= self._rules.exact_up_to

@@ -26,7 +26,7 @@ from knowledge_flow_backend.engines.opensearch.body import (
 )
 from knowledge_flow_backend.engines.opensearch.cluster import Cluster
 from knowledge_flow_backend.engines.opensearch.shape import ENGINE, check_index, indices_of, number_of, numbered
-from knowledge_flow_backend.engines.pgvector.rows import Made
+from knowledge_flow_backend.engines.pgvector.rows import IndexOrigin
 from knowledge_flow_backend.engines.pgvector.statements import INFO
 from knowledge_flow_backend.errors import IndexUnavailable, SchemaMismatch
 from knowledge_flow_backend.index.database import IndexDatabase
@@ -133,7 +133,7 @@ class Reindexer:
             token = await connection.execute("index_token", statements.TOKEN)
         if not info:
             raise NothingToRebuild(f"index {self._database.index!r} is empty: its first document makes it")
-        made = Made(*info[0])
+        made = IndexOrigin(*info[0])
         if made.engine != ENGINE:
             raise NothingToRebuild(f"index {self._database.index!r} is one of {made.engine}, which needs no rebuilding")
         return Shape(made.model, made.dimension, token[0][0])

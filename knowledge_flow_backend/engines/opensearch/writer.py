@@ -21,7 +21,7 @@ from knowledge_flow_backend.engines.opensearch.cluster import Cluster
 from knowledge_flow_backend.engines.opensearch.shape import ENGINE, make_index
 from knowledge_flow_backend.engines.pgvector.rows import (
     DocumentWriter,
-    Made,
+    IndexOrigin,
     is_shapeless,
     put_rows,
     remember,
@@ -71,7 +71,7 @@ class OpenSearchWriter(DocumentWriter):
 
     async def _fit(self, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the very first ones create the index."""
-        wanted = Made(self._model, dimension, ENGINE)
+        wanted = IndexOrigin(self._model, dimension, ENGINE)
         async with self._database.writes.connection() as connection:
             if not await is_shapeless(connection, self._database.index, wanted, MAX_DIMENSIONS):
                 return

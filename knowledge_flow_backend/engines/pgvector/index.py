@@ -16,7 +16,7 @@ from knowledge_flow_backend.engines.pgvector.queries import (
     scope_of,
     with_attachments,
 )
-from knowledge_flow_backend.engines.pgvector.rows import Made, check_made, made_by, vector_text
+from knowledge_flow_backend.engines.pgvector.rows import IndexOrigin, check_origin, origin_of, vector_text
 from knowledge_flow_backend.engines.pgvector.writer import ENGINE
 from knowledge_flow_backend.index import ChunkHit, IndexQuery, Policy, Vector
 from knowledge_flow_backend.index.database import IndexDatabase
@@ -42,7 +42,7 @@ class _Overview:
     `lexical` and `lexical_scores` are arrays as Postgres writes them; None where no word was found or looked for.
     """
 
-    made: Made
+    made: IndexOrigin
     in_scope: int
     attached: int
     lexical: str | None = None
@@ -66,9 +66,9 @@ class PgVectorIndex(PostgresReads):
         `IndexUnavailable`."""
         with self._database.guarded():
             async with self._database.main.connection() as connection:
-                holds = await made_by(connection)
+                holds = await origin_of(connection)
         if holds is not None:
-            check_made(self._database.index, holds, Made(self._model, dimension or holds.dimension, ENGINE))
+            check_origin(self._database.index, holds, IndexOrigin(self._model, dimension or holds.dimension, ENGINE))
 
     async def count_common_words(self) -> None:
         """Copy Postgres' statistics of words; one process at a time, the others skip it. Raises `IndexUnavailable`."""
@@ -103,7 +103,7 @@ class PgVectorIndex(PostgresReads):
     async def _by_vector(self, query: IndexQuery, embed: Embed) -> list[ChunkHit]:
         # The words need no vector: they are searched while the question is embedded.
         overview, vector = await gather_pair(self._overview(query, first=True), _awaited(embed))
-        check_made(self._database.index, overview.made, Made(self._model, len(vector), ENGINE))
+        check_origin(self._database.index, overview.made, IndexOrigin(self._model, len(vector), ENGINE))
 
         async def nearest(asked: IndexQuery, about: _Overview) -> list[ChunkHit]:
             exact = about.in_scope <= statements.EXACT_UP_TO
@@ -147,7 +147,7 @@ class PgVectorIndex(PostgresReads):
             (*made, in_scope, attached), ids, scores = rows[0], None, None
         if made[0] is None or not in_scope:
             raise _NothingInScope
-        return _Overview(Made(*made), int(in_scope), int(attached), ids, scores)
+        return _Overview(IndexOrigin(*made), int(in_scope), int(attached), ids, scores)
 
     async def _hits(
         self, op: str, statement: DriverStatement, query: IndexQuery, *, first: bool = False, **more: object

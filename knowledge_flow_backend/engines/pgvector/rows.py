@@ -62,7 +62,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class IndexOrigin:
     """What writes an index: the embedder, the length of its vectors, the engine that searches them."""
 
     model: str
@@ -70,30 +70,30 @@ class Made:
     engine: str
 
 
-async def made_by(connection: TimedConnection) -> Made | None:
+async def origin_of(connection: TimedConnection) -> IndexOrigin | None:
     """What wrote the index; None while it is empty."""
     rows = await connection.execute("index_info", INFO)
-    return Made(*rows[0]) if rows else None
+    return IndexOrigin(*rows[0]) if rows else None
 
 
-async def is_shapeless(connection: TimedConnection, index: str, wanted: Made, most: int) -> bool:
+async def is_shapeless(connection: TimedConnection, index: str, wanted: IndexOrigin, most: int) -> bool:
     """Whether the index is still without a shape, which until the transaction ends nobody else gives it.
 
     Raises `SchemaMismatch` where it was not written as `wanted`, or would get vectors of more than `most` numbers.
     """
-    holds = await made_by(connection)
+    holds = await origin_of(connection)
     if holds is None:
         await connection.execute("lock", _LOCK)
-        holds = await made_by(connection)
+        holds = await origin_of(connection)
     if holds is not None:
-        check_made(index, holds, wanted)
+        check_origin(index, holds, wanted)
         return False
     if not 0 < wanted.dimension <= most:
         raise SchemaMismatch(f"vectors of {wanted.dimension} numbers cannot be indexed (at most {most})")
     return True
 
 
-async def remember(connection: TimedConnection, made: Made) -> None:
+async def remember(connection: TimedConnection, made: IndexOrigin) -> None:
     """Give the index its shape: the length of its vectors, and what writes them."""
     # Statements of DDL take no parameters; `dimension` is a checked int.
     await connection.execute(
@@ -104,7 +104,7 @@ async def remember(connection: TimedConnection, made: Made) -> None:
     await connection.execute("shape", _REMEMBER, asdict(made))
 
 
-def check_made(index: str, holds: Made, wanted: Made) -> None:
+def check_origin(index: str, holds: IndexOrigin, wanted: IndexOrigin) -> None:
     """Raises `SchemaMismatch` where an index was not written as this service writes it."""
     if holds.engine != wanted.engine:
         raise SchemaMismatch(

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from backend_kit.db.pool import TimedConnection
 from knowledge_flow_backend.engines.pgvector.rows import (
     DocumentWriter,
-    Made,
+    IndexOrigin,
     is_shapeless,
     put_rows,
     remember,
@@ -51,7 +51,7 @@ class PgVectorWriter(DocumentWriter):
 
     async def _fit(self, connection: TimedConnection, dimension: int) -> None:
         """Refuse vectors that are not of the index's model; the first ones ever give the index its length."""
-        wanted = Made(self._model, dimension, ENGINE)
+        wanted = IndexOrigin(self._model, dimension, ENGINE)
         if not await is_shapeless(connection, self._database.index, wanted, MAX_DIMENSIONS):
             return
         await remember(connection, wanted)

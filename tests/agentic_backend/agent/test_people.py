@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_backend.agent.people import answers_for, question_for, run_of, said_in
+from agentic_backend.agent.people import answer_in_words, answers_for, question_for, run_of
 from agentic_backend.errors import BadRequest, TurnFailed
 
 ALL = ["approve", "edit", "reject", "respond"]
@@ -270,11 +270,11 @@ def test_one_question_may_be_answered_by_its_id_too() -> None:
     ],
 )
 def test_an_answer_in_words(answer: Any, words: str) -> None:
-    assert said_in(asked({"question": "Sure?", "choices": [{"id": "y", "label": "Yes"}]}), answer) == words
+    assert answer_in_words(asked({"question": "Sure?", "choices": [{"id": "y", "label": "Yes"}]}), answer) == words
 
 
 def test_answers_to_several_questions_in_words() -> None:
     payload = asked("Sure?", review(SEND))
-    assert said_in(payload, {"answers": {"i0": {"text": "Yes"}, "i1": {"choice_id": "reject", "answer": "No."}}}) == (
-        "Yes\nReject\nNo."
-    )
+    assert answer_in_words(
+        payload, {"answers": {"i0": {"text": "Yes"}, "i1": {"choice_id": "reject", "answer": "No."}}}
+    ) == ("Yes\nReject\nNo.")

@@ -106,7 +106,7 @@ def test_who_lets_too_many_frames_pile_up_is_told_of_and_kept_no_more_for() -> N
     overflow = Overflows()
     outbox = Outbox(overflow)
     for _ in range(300):
-        outbox.say("x")
+        outbox.put("x")
     assert (len(outbox.frames), overflow.count) == (256, 44)
 
 

@@ -580,7 +580,7 @@ async def test_a_change_is_read_again_elsewhere(pair: Pair) -> None:
     await other.instance.acquire(session)
     one.instance.persistence.start()
     assert await one.instance.persistence.store.change(session.id, USER, title="New")
-    await one.elsewhere.tell_changed(session.id, USER)
+    await one.elsewhere.publish_change(session.id, USER)
     async with asyncio.timeout(PATIENCE_S):
         await other.instance.turns.changed.wait()
     assert [one.title for one in other.instance.turns.reread_] == ["New"]
@@ -597,7 +597,7 @@ async def test_who_has_not_heard_of_a_change_does_not_remember_the_old_for_the_n
     if runs:
         await other.begin(session, "x1")
     other.instance.membership.on_message = lambda _message: None  # it is on its way
-    await one.elsewhere.tell_changed(session.id, USER)
+    await one.elsewhere.publish_change(session.id, USER)
     if runs:
         assert leases_in(database.dsn) == [("other", 1, "x1")]  # its end is written as if nothing were
         return
@@ -605,14 +605,14 @@ async def test_who_has_not_heard_of_a_change_does_not_remember_the_old_for_the_n
         await other.instance.leases.record(lease, ask_record(session, "x2"))
     assert await other.instance.acquire(session) == SessionLease(2, False)
     # What it changes itself it knows.
-    await other.elsewhere.tell_changed(session.id, USER)
+    await other.elsewhere.publish_change(session.id, USER)
     assert leases_in(database.dsn) == [("other", 2, None)]
 
 
 async def test_a_change_that_cannot_be_told_is_logged(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     one, _ = pair
     one.instance.queries.failing.append("notify")
-    await one.elsewhere.tell_changed("s1", USER)
+    await one.elsewhere.publish_change("s1", USER)
     assert "could not be told to other instances" in caplog.text
 
 

@@ -106,7 +106,7 @@ async def join(tasks: TaskRegistry) -> AsyncIterator[Join]:
         def make(name: str, rules: FleetRules = NEVER_DEAF, there: int = 2, **settings: Any) -> Ear:
             ear = Ear(name, RedisSettings.model_validate({"host": "127.0.0.1", **settings}), rules, there)
             stack.push_async_callback(ear.bus.aclose)
-            ear.hearing = tasks.spawn("bus", ear.bus.hear, restart=True)
+            ear.hearing = tasks.spawn("bus", ear.bus.listen, restart=True)
             stack.push_async_callback(ended, ear.hearing)
             return ear
 

@@ -23,7 +23,7 @@ class Member:
 
     def __init__(self, instance: Instance, **given: int) -> None:
         self.instance = instance
-        self.limits = SharedLimits(instance.queries, instance.name, instance.membership.rules.dead_s, self.say_full)
+        self.limits = SharedLimits(instance.queries, instance.name, instance.membership.rules.dead_s, self.report_full)
         self.limits.instances = 3
         self.hits: list[str] = []
         turns, asks, burst = given.get("turns", 0), given.get("asks_per_min", 0), given.get("burst", 0)
@@ -34,7 +34,7 @@ class Member:
         self.sockets = Sockets()
         self.open = self.limits.count("sockets", given.get("sockets", 0), self.sockets, self.sockets.keep_newest)
 
-    async def say_full(self, instance: str, user_id: str) -> None:
+    async def report_full(self, instance: str, user_id: str) -> None:
         message = Message("full", "", user_id, to=instance, sender=self.instance.name)
         await self.instance.queries.fetch("notify", NOTIFY, {"channel": CHANNEL, "message": message.encode()})
 
@@ -230,7 +230,7 @@ async def test_who_has_no_limit_closes_nothing_for_others(pair: Pair, database: 
     one, other = await pair()
     one.sockets.ages = [50.0, 40.0]
     one.instance.membership.on_message = lambda message: one.limits.note_full(message.user_id)
-    await other.say_full("one", "ann")
+    await other.report_full("one", "ann")
     await until(lambda: held(database, "sockets") == {"one": 2} and not one.instance.queries.running)
     assert one.sockets.kept is None
 

@@ -324,7 +324,7 @@ async def test_what_is_down_is_no_longer_asked_and_each_route_has_its_own_breake
         with pytest.raises(KfUnavailable):
             await client.search(QUERY, Caller())
     assert len(fake.bodies("search")) == 5
-    assert client.told == "down"
+    assert client.health == "down"
     assert await client.markdown("d0", Caller()) is None  # the fake has no such route: it was asked
 
 
@@ -337,7 +337,7 @@ async def test_a_slow_service_is_no_longer_waited_for(fake: FakeKnowledge) -> No
         asked = len(fake.calls)
         with pytest.raises(KfUnavailable, match="circuit open") as raised:
             await client.search(QUERY, Caller())
-        assert client.told == "down"
+        assert client.health == "down"
     assert raised.value.retry_after_s is not None
     assert len(fake.calls) == asked <= 5
 
@@ -349,16 +349,16 @@ async def test_late_calls_of_one_user_alone_take_documents_from_nobody(fake: Fak
         for _ in range(7):
             with pytest.raises(KfUnavailable, match="late"):
                 await client.search(QUERY, Caller(user_id="mallory"))
-        assert client.told != "down"
+        assert client.health != "down"
         for user in ("alice", "bob", "mallory", "mallory", "mallory"):
             with pytest.raises(KfUnavailable):
                 await client.search(QUERY, Caller(user_id=user))
-        assert client.told == "down"
+        assert client.health == "down"
     async with client_of(fake.base_url, deadline_s=0.05, one_user=True) as client:
         for _ in range(5):
             with pytest.raises(KfUnavailable, match="late"):
                 await client.search(QUERY, Caller(user_id="admin"))
-        assert client.told == "down"
+        assert client.health == "down"
 
 
 async def test_refusals_of_single_requests_do_not_open_the_breaker(
@@ -368,7 +368,7 @@ async def test_refusals_of_single_requests_do_not_open_the_breaker(
         fake.search = answers(status)
         with pytest.raises(KfUnavailable):
             await client.search(QUERY, Caller())
-    assert client.told != "down"
+    assert client.health != "down"
 
 
 async def test_a_cancelled_call_closes_its_connection(fake: FakeKnowledge, client: KnowledgeClient) -> None:
@@ -387,7 +387,7 @@ async def test_a_cancelled_call_closes_its_connection(fake: FakeKnowledge, clien
         await arrived.wait()
         call.cancel()
     await asyncio.wait_for(gone.wait(), PATIENCE_S)
-    assert client.told != "down"
+    assert client.health != "down"
 
 
 async def test_failures_are_said_once_a_second_without_what_was_asked(

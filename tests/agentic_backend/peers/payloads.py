@@ -64,8 +64,8 @@ def payloads(value: st.SearchStrategy[Any], text: st.SearchStrategy[str]) -> dic
         stream.Restarted: st.builds(stream.Restarted, COUNT),
         stream.TextDelta: st.builds(stream.TextDelta, COUNT, channel, text),
         stream.ThoughtDelta: st.builds(stream.ThoughtDelta, text),
-        stream.CustomSaid: st.builds(stream.CustomSaid, value.map(dumps)),
-        stream.GraphSaid: st.builds(stream.GraphSaid, TEXT, st.lists(TEXT, max_size=2).map(tuple), value.map(dumps)),
+        stream.CustomPart: st.builds(stream.CustomPart, value.map(dumps)),
+        stream.GraphPart: st.builds(stream.GraphPart, TEXT, st.lists(TEXT, max_size=2).map(tuple), value.map(dumps)),
         stream.SpokenBy: st.builds(
             stream.SpokenBy, COUNT, TEXT, TEXT, st.integers(-1, 99), st.lists(TEXT, max_size=2).map(tuple)
         ),

@@ -20,7 +20,7 @@ from agentic_backend.session.stream import (
     Ask,
     Awaiting,
     Cited,
-    CustomSaid,
+    CustomPart,
     Final,
     HumanAnswer,
     SessionChanged,
@@ -100,11 +100,11 @@ def test_json_that_others_wrote_keeps_its_bytes() -> None:
     """As Postgres and clients write it: our own writer would change each of these."""
     spaced = json.dumps(json.loads(MESSAGE.json) | {"metadata": {"n": 10**30, "f": 1.50}}, indent=None).encode()
     odd = b'{"a": 1.0e5, "b": 100000000000000000000000, "a": "\\u00e9\\/"}'
-    given_events = [TurnEvent(1, Whole(ChatMessage.decode(spaced))), TurnEvent(2, CustomSaid(odd))]
+    given_events = [TurnEvent(1, Whole(ChatMessage.decode(spaced))), TurnEvent(2, CustomPart(odd))]
     whole, custom = passed_on(given_events)
     assert isinstance(whole.payload, Whole)
     assert whole.payload.message.json == spaced
-    assert custom.payload == CustomSaid(odd)
+    assert custom.payload == CustomPart(odd)
 
 
 def test_what_nests_as_deep_as_a_frame_can_goes_through() -> None:

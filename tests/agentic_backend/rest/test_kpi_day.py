@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_backend.rest.kpi_day import told_of_day
+from agentic_backend.rest.kpi_day import day_view
 from agentic_backend.verdict import Gauged, Windows
 from agentic_backend.verdict.day import DAY_S, LEVELS
 
@@ -23,8 +23,8 @@ def test_telling_of_a_step_changes_nothing_in_it(window_s: float) -> None:
     for begin in range(0, 700, 7):
         lived(windows, begin, 7)
         for asked_s in (300.0, 3600.0, float(DAY_S)):
-            told_of_day(windows, asked_s)
-    told = told_of_day(windows, window_s)
+            day_view(windows, asked_s)
+    told = day_view(windows, window_s)
     shown = told["whole"]["turns"]
     assert shown == (300 if window_s == 300 else 700)
     assert sum(step["turns"] for step in told["steps"]) == shown
@@ -33,19 +33,19 @@ def test_telling_of_a_step_changes_nothing_in_it(window_s: float) -> None:
         shown,
         699.0,
     )
-    assert told["steps"][0] == told_of_day(windows, window_s)["steps"][0]
+    assert told["steps"][0] == day_view(windows, window_s)["steps"][0]
 
 
 def test_waits_for_connections_are_those_of_the_period() -> None:
     windows = Windows()
     lived(windows, 0, 30)
-    told = told_of_day(windows, 300.0)
+    told = day_view(windows, 300.0)
     assert told["steps"][1]["db_wait_ms"] == pytest.approx(10.0)
     assert told["steps"][1]["batch_wait_ms"] == pytest.approx(3.0)
     assert told["steps"][1]["levels"]["queued"] == 19.0
 
 
 def test_without_a_second_there_is_nothing_to_tell() -> None:
-    told = told_of_day(Windows(), 300.0)
+    told = day_view(Windows(), 300.0)
     assert (told["steps"], told["agents"], told["whole"]["turns"], told["whole"]["turn_ms"]) == ([], [], 0, None)
     assert told["whole"]["bound_by"] == "nobody"

@@ -162,7 +162,7 @@ class Others:
         await self.takes.wait()
         self.handed.append(exchange_id)
 
-    async def tell_changed(self, session_id: str, _user_id: str) -> None:
+    async def publish_change(self, session_id: str, _user_id: str) -> None:
         self.told.append(session_id)
 
 

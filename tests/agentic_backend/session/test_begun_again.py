@@ -122,7 +122,7 @@ def test_what_is_told_from_history_replaces_what_a_run_had_published():
     turn = Turn(ASK)
     said(turn, "half of")
     message = question_of("hello")
-    StoredExchange((message,)).tell(turn, SESSION)
+    StoredExchange((message,)).publish(turn, SESSION)
     assert told(turn, 2) == [(3, "Restarted"), (4, "Accepted"), (5, "Whole"), (6, "Cancelled")]
     assert told(turn) == told(turn, 2)
     assert (turn.after(2), turn.after(4)) == (2, 4)
@@ -130,7 +130,7 @@ def test_what_is_told_from_history_replaces_what_a_run_had_published():
 
 def test_what_is_told_from_history_alone_is_numbered_from_1():
     turn = Turn(ASK)
-    StoredExchange((question_of("hello"),)).tell(turn, SESSION)
+    StoredExchange((question_of("hello"),)).publish(turn, SESSION)
     assert told(turn) == [(1, "Accepted"), (2, "Whole"), (3, "Cancelled")]
     assert [turn.after(seq) for seq in (0, 2, RUN_SEQS + 2)] == [0, 0, 0]
 

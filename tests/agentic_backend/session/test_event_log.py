@@ -12,10 +12,10 @@ from agentic_backend.events import ChatMessage, text_part
 from agentic_backend.session.stream import (
     Accepted,
     Ask,
-    CustomSaid,
+    CustomPart,
     EventLog,
     FrameBytes,
-    GraphSaid,
+    GraphPart,
     Payload,
     TextDelta,
     ThoughtDelta,
@@ -32,8 +32,8 @@ PAYLOADS = st.lists(
     st.one_of(
         st.builds(Accepted, st.integers(1, 3)),
         st.just(WHOLE),
-        st.builds(CustomSaid, st.binary(max_size=4)),
-        st.builds(GraphSaid, st.just("values"), st.just(()), st.binary(max_size=4)),
+        st.builds(CustomPart, st.binary(max_size=4)),
+        st.builds(GraphPart, st.just("values"), st.just(()), st.binary(max_size=4)),
         st.builds(ThoughtDelta, st.text(max_size=4)),
         st.builds(TextDelta, st.integers(1, 2), st.sampled_from(["final", "thought"]), st.text(max_size=4)),
     ),

@@ -9,9 +9,9 @@ from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
     Ask,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
-    GraphSaid,
+    GraphPart,
     HumanAnswer,
     SpokenBy,
     TextDelta,
@@ -180,33 +180,33 @@ def test_reasoning_is_streamed_and_leaves_nothing_but_its_time():
     assert thoughts(one) == ["Hm", "m."]
     assert [(message.rank, message.channel) for message in one.messages] == [(4, "final"), (5, "final")]
     assert b"Hm" not in b"".join(message.json for message in one.messages)
-    assert one.told_extras["thinking_ms"] > 0
-    assert set(one.told_extras) == {"deltas", "thinking_ms"}
+    assert one.stream_metadata["thinking_ms"] > 0
+    assert set(one.stream_metadata) == {"deltas", "thinking_ms"}
 
 
 def test_without_reasoning_there_is_no_time_of_it():
     one = exchange()
     one.emit(Delta("A turn."))
     one.end_thinking()
-    assert one.told_extras == {"deltas": 1}
+    assert one.stream_metadata == {"deltas": 1}
 
 
 def test_the_time_of_reasoning_is_the_sum_of_its_stretches():
     one = exchange()
     one.emit(Thought("a"))
     one.emit(CALL)
-    first = one.told_extras["thinking_ms"]
+    first = one.stream_metadata["thinking_ms"]
     one.emit(CALL)
-    assert one.told_extras["thinking_ms"] == first
+    assert one.stream_metadata["thinking_ms"] == first
     one.emit(Thought("b"))
     one.emit(Delta("c"))
-    assert one.told_extras["thinking_ms"] > first
+    assert one.stream_metadata["thinking_ms"] > first
     # What nothing follows ends with the run.
     alone = exchange()
     alone.emit(Thought("a"))
-    assert alone.told_extras == {}
+    assert alone.stream_metadata == {}
     alone.end_thinking()
-    assert set(alone.told_extras) == {"thinking_ms"}
+    assert set(alone.stream_metadata) == {"thinking_ms"}
 
 
 def test_kept_reasoning_becomes_a_message_when_its_stretch_ends():
@@ -256,7 +256,7 @@ def test_kept_reasoning_beside_text_follows_it_where_a_step_comes_and_else_stays
     one.emit(Delta(" turn."))
     one.emit(Thought("so"))
     one.end_thinking()
-    assert one.told_extras["late_thoughts"] == "or\nso"
+    assert one.stream_metadata["late_thoughts"] == "or\nso"
     assert one.close("A turn.", [], {}).rank == 8 == one.messages[-1].rank
 
 
@@ -291,7 +291,7 @@ def test_reasoning_above_its_bound_is_dropped(keep):
     one.end_thinking()
     assert thoughts(one) == ["abc", "de\n[The rest is left out.]"]
     assert kept(one) == ([(4, "abcde\n[The rest is left out.]", True)] if keep else [])
-    assert one.told_extras["thinking_ms"] > 0
+    assert one.stream_metadata["thinking_ms"] > 0
 
 
 def test_the_longest_gap_counts_reasoning_as_a_sign_of_life():
@@ -311,7 +311,7 @@ def test_a_custom_event_is_sent_as_it_is_and_kept_nowhere():
     one.open(one.question())
     for data in ({"step": 1, "of": [None, True, 1.5]}, "text", None):
         one.emit(Custom(data))
-    assert [loads(said.json) for said in published(one, CustomSaid)] == [
+    assert [loads(said.json) for said in published(one, CustomPart)] == [
         {"step": 1, "of": [None, True, 1.5]},
         "text",
         None,
@@ -326,11 +326,11 @@ def test_a_custom_event_that_cannot_be_sent_is_dropped_with_one_line_a_turn(capl
     with caplog.at_level(logging.WARNING):
         for data in ({"secret": object()}, loop, {"secret": "x" * 70_000}):
             one.emit(Custom(data))
-    assert published(one, CustomSaid) == []
+    assert published(one, CustomPart) == []
     (line,) = caplog.messages
     assert line == "custom event dropped exchange_id=e1: it is no JSON"
     one.emit(Custom("still"))
-    assert [said.json for said in published(one, CustomSaid)] == [b'"still"']
+    assert [said.json for said in published(one, CustomPart)] == [b'"still"']
 
 
 @pytest.mark.parametrize("bounds", [OutputBounds(custom_events=2), OutputBounds(custom_bytes=7)])
@@ -338,7 +338,7 @@ def test_custom_events_above_their_bounds_are_dropped(bounds):
     one = exchange(bounds=bounds)
     for data in ("a", "b", "c"):
         one.emit(Custom(data))
-    assert [said.json for said in published(one, CustomSaid)] == [b'"a"', b'"b"']
+    assert [said.json for said in published(one, CustomPart)] == [b'"a"', b'"b"']
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,8 @@ def test_what_is_told_of_a_graph_has_bounds_of_its_own(bounds, caplog):
     for said in (b'"a"', b'"b"', b'"secret"', b'"d"')[: 4 if bounds.graph_event_bytes > 3 else 3]:
         one.emit(GraphOutput("values", ("team:1",), said))
     one.emit(Custom("still"))
-    assert published(one, GraphSaid) == [GraphSaid("values", ("team:1",), said) for said in (b'"a"', b'"b"')]
-    assert len(published(one, CustomSaid)) == 1
+    assert published(one, GraphPart) == [GraphPart("values", ("team:1",), said) for said in (b'"a"', b'"b"')]
+    assert len(published(one, CustomPart)) == 1
     (line,) = caplog.messages
     assert "secret" not in line
 
@@ -368,7 +368,7 @@ def test_whose_text_it_is_stands_in_what_is_stored_and_is_said_where_that_is_wan
     one.emit(Speaks("msg-2", "write"))
     one.emit(Delta("It"))
     one.emit(Delta(" is."))
-    told = one.told_extras
+    told = one.stream_metadata
     one.close(one.text, [], {"extras": told})
     named = [(message.text, message.metadata.get("extras", {}).get("message_id")) for message in one.messages]
     assert named[1:] == [("Let me see.", "msg-1"), ("", None), ("A node's own.", None), ("It is.", "msg-2")]
@@ -376,7 +376,7 @@ def test_whose_text_it_is_stands_in_what_is_stored_and_is_said_where_that_is_wan
     expected = [SpokenBy(5, "run-1", "think", 2, ("team:1",)), SpokenBy(8, "msg-2", "write", 0, ())]
     assert published(one, SpokenBy) == ([] if graph is None else expected)
     # Without a text nobody has said anything.
-    assert "message_id" not in exchange().told_extras
+    assert "message_id" not in exchange().stream_metadata
 
 
 ASKED = {"question": "Publish?", "choices": [{"id": "y", "label": "Yes"}], "checkpoint_id": "run"}

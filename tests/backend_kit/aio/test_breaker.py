@@ -57,18 +57,18 @@ def test_stays_closed_where_failures_are_far_apart(clock: Clock) -> None:
 
 def test_calls_nothing_up_that_has_served_no_call(clock: Clock) -> None:
     breaker = Breaker(clock, Refused)
-    told = [breaker.told]
+    told = [breaker.health]
     breaker.failed()
-    told.append(breaker.told)
+    told.append(breaker.health)
     breaker.undecided()
-    told.append(breaker.told)
+    told.append(breaker.health)
     breaker.succeeded()
-    told.append(breaker.told)
+    told.append(breaker.health)
     for _ in range(5):
         breaker.failed()
-    told.append(breaker.told)
+    told.append(breaker.health)
     assert told == ["unknown", "unknown", "unknown", "up", "down"]
-    assert opened(clock).told == "down"
+    assert opened(clock).health == "down"
 
 
 def test_lets_one_probe_through_and_closes_when_it_succeeds(clock: Clock) -> None:

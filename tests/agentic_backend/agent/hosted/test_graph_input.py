@@ -15,7 +15,7 @@ from agentic_backend.session.stream import (
     Awaiting,
     Failed,
     Final,
-    GraphSaid,
+    GraphPart,
     HumanAnswer,
     SpokenBy,
     TextDelta,
@@ -184,7 +184,7 @@ async def test_its_steps_are_told_where_that_is_wanted_and_here_alone(world: Cal
     one = world(says("Let ", "us see."))
     turn = one.turn("e1", "Hello", input={"messages": [human("Hello", "h1")], "topic": "rain"}, modes=BOTH)
     end = await ended(turn)
-    told = said(turn, GraphSaid)
+    told = said(turn, GraphPart)
     assert {one.namespace for one in told} == {()}
     first, *_, last = [loads(one.json) for one in told if one.mode == "values"]
     assert first["messages"] == [
@@ -217,7 +217,7 @@ async def test_its_steps_are_told_where_that_is_wanted_and_here_alone(world: Cal
     # A turn that asks for nothing of it has no such event.
     plain = one.process.ask("e2", "Hello")
     await ended(plain)
-    assert said(plain, GraphSaid) + said(plain, SpokenBy) == []
+    assert said(plain, GraphPart) + said(plain, SpokenBy) == []
 
 
 async def test_what_graphs_within_it_do_is_told_with_their_namespace(world: Callable[..., World]) -> None:
@@ -225,10 +225,10 @@ async def test_what_graphs_within_it_do_is_told_with_their_namespace(world: Call
     asked = {"input": {"messages": [human("Hello")], "topic": "rain"}, "modes": frozenset({"updates"})}
     turn = one.turn("e1", "Hello", **asked, subgraphs=True)
     await ended(turn)
-    within = [one for one in said(turn, GraphSaid) if one.namespace]
+    within = [one for one in said(turn, GraphPart) if one.namespace]
     assert [loads(one.json) for one in within] == [{"look": {"notes": ["looked up rain"]}}]
     assert within[0].namespace[0].startswith("within:")
-    assert {one.mode for one in said(turn, GraphSaid)} == {"updates"}
+    assert {one.mode for one in said(turn, GraphPart)} == {"updates"}
 
 
 async def test_a_question_is_told_and_answered_with_a_command_beside(world: Callable[..., World]) -> None:
@@ -237,7 +237,7 @@ async def test_a_question_is_told_and_answered_with_a_command_beside(world: Call
     turn = one.turn("e1", "Hello", input=given, modes=BOTH)
     asks = await ended(turn)
     assert isinstance(asks, Awaiting)
-    asked = [loads(one.json)["__interrupt__"] for one in said(turn, GraphSaid) if b"__interrupt__" in one.json]
+    asked = [loads(one.json)["__interrupt__"] for one in said(turn, GraphPart) if b"__interrupt__" in one.json]
     assert [one["value"] for (one,) in asked] == [{"sure": "ask me"}] * len(asked)
     waits = await one.snapshot(asks)
     assert (waits["next"], waits["interrupts"]) == (
@@ -421,8 +421,8 @@ async def test_a_turn_that_was_cut_off_goes_on_with_all_that_it_was_asked_with(
     assert isinstance(end, Final), end
     assert desk.steps.done == first == 1
     assert [message.text for message in end.messages if message.role == "assistant"] == expected
-    assert said(turn, GraphSaid)[-1].mode == "values"
-    assert [message["content"] for message in loads(said(turn, GraphSaid)[-1].json)["messages"]][-2:] == expected
+    assert said(turn, GraphPart)[-1].mode == "values"
+    assert [message["content"] for message in loads(said(turn, GraphPart)[-1].json)["messages"]][-2:] == expected
     assert [one.message.text for one in said(turn, Whole)] == ["Go", expected[0]]
 
 
@@ -469,7 +469,7 @@ async def test_a_run_of_which_nothing_is_kept_takes_an_input_and_no_state(world:
     turn = one.process.ask("e1", "Hello", kept=False, session_id="none", graph=asked)
     assert isinstance(await ended(turn), Final)
     assert one.asked()[-1] == ("human", "Hello", "h1")
-    assert loads(said(turn, GraphSaid)[-1].json)["topic"] == "rain"
+    assert loads(said(turn, GraphPart)[-1].json)["topic"] == "rain"
     for given in ({"continues": True}, {"goto": ("think",)}, {"change": StateChange({}, "think")}):
         refused = await ended(one.process.ask("e2", kept=False, session_id="none", graph=GraphInput(**given)))
         assert (refused.code, refused.field) == (Code.BAD_REQUEST, "input")

@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from agentic_backend.agent.hosted.speech import Speech, SpokenAt
 from agentic_backend.events import AgentEvent, Delta, Speaks, Step, TextEnds, Thought
-from agentic_backend.llm.providers.reading import Said
+from agentic_backend.llm.providers.reading import ChunkText
 
 
 class Heard:
@@ -41,7 +41,7 @@ class Heard:
 
     def stream(self, message_id: str, *texts: str) -> None:
         for text in texts:
-            self.speech.hear(message_id, Said(text, ""))
+            self.speech.take_fragment(message_id, ChunkText(text, ""))
 
     @property
     def texts(self) -> list[str]:
@@ -135,10 +135,10 @@ def test_calls_without_ids_or_with_the_same_ones_again_are_all_shown() -> None:
 
 def test_reasoning_stands_before_its_text_and_only_there() -> None:
     heard = Heard()
-    heard.speech.hear("a", Said("", "Hm. "))
-    heard.speech.hear("b", Said("", "Also hm."))
-    heard.speech.hear("b", Said("B.", ""))
-    heard.speech.hear("a", Said("A.", ""))
+    heard.speech.take_fragment("a", ChunkText("", "Hm. "))
+    heard.speech.take_fragment("b", ChunkText("", "Also hm."))
+    heard.speech.take_fragment("b", ChunkText("B.", ""))
+    heard.speech.take_fragment("a", ChunkText("A.", ""))
     heard.speech.ended("b")
     heard.speech.ended("a")
     assert heard.shown == ["~Hm. ", "=A.", "~Also hm.", "|", "=B."]
@@ -238,12 +238,12 @@ def test_each_text_and_step_says_whose_it_is_and_where_it_was_said() -> None:
     heard, inner = Heard(), SpokenAt("think", 3, ("team:1",))
     steps: list[Step] = []
     speech = Speech(lambda event: steps.append(event) if isinstance(event, Step) else heard.take(event))
-    speech.hear("run-1", Said("Let me ", ""), inner)
-    speech.hear("run-1", Said("see.", ""), inner)
+    speech.take_fragment("run-1", ChunkText("Let me ", ""), inner)
+    speech.take_fragment("run-1", ChunkText("see.", ""), inner)
     speech.ended("run-1", "msg-1")
     speech.take(calling("msg-1", "Let me see.", "add"), SpokenAt("think", 3))
     speech.take(result("msg-1-add", "5"), SpokenAt("tools", 4))
-    speech.hear("run-2", Said("Well", ""), SpokenAt("worker", 5))
+    speech.take_fragment("run-2", ChunkText("Well", ""), SpokenAt("worker", 5))
     speech.ended("run-2")
     speech.take(AIMessage("Well", id="w", name="worker"), SpokenAt("worker", 5))
     assert speech.answer([AIMessage("By hand.", id="own")], {}) == "By hand."

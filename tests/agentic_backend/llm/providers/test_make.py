@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from agentic_backend.llm.providers import Models, ModelUnusable
-from agentic_backend.llm.providers.make import Made, make
+from agentic_backend.llm.providers.make import ProviderModel, make
 from agentic_backend.llm.providers.transport import MAX_BODY_BYTES, MAX_LINE_BYTES, AnswerTooLarge, client_arguments
 from agentic_backend.settings import ChatModel, Deadlines
 from backend_kit.client.connections import Connections
@@ -32,7 +32,7 @@ async def made() -> AsyncIterator[Any]:
     """Makes models, and closes what they leave."""
     async with AsyncExitStack() as stack:
 
-        async def made(configured: ChatModel) -> Made:
+        async def made(configured: ChatModel) -> ProviderModel:
             one = await asyncio.to_thread(make, configured, Connections())  # it imports for seconds
             for close in one.closes:
                 stack.push_async_callback(close)

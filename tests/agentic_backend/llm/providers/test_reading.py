@@ -6,38 +6,38 @@ import pytest
 from langchain_core.messages import AIMessageChunk
 
 from agentic_backend.llm import TokenUse
-from agentic_backend.llm.providers.reading import Said, reason_in, said_in, storable, use_in
+from agentic_backend.llm.providers.reading import ChunkText, reason_in, storable, text_in, use_in
 
 
 @pytest.mark.parametrize(
     ("content", "more", "expected"),
     [
-        ("Hello", {}, Said("Hello", "")),
-        ("", {"additional_kwargs": {"reasoning_content": "Hm."}}, Said("", "Hm.")),
-        ("", {"additional_kwargs": {"reasoning_content": "Hm."}, "of": "openai"}, Said("", "Hm.")),
-        ("Hi", {"additional_kwargs": {"refusal": None}, "of": "openai"}, Said("Hi", "")),
-        ([{"type": "text", "text": "Hello", "index": 0}], {}, Said("Hello", "")),
-        ([{"type": "thinking", "thinking": "Hm.", "index": 0}], {"of": "anthropic"}, Said("", "Hm.")),
-        ([{"type": "thinking", "thinking": "", "signature": "x", "index": 0}], {"of": "anthropic"}, Said("", "")),
+        ("Hello", {}, ChunkText("Hello", "")),
+        ("", {"additional_kwargs": {"reasoning_content": "Hm."}}, ChunkText("", "Hm.")),
+        ("", {"additional_kwargs": {"reasoning_content": "Hm."}, "of": "openai"}, ChunkText("", "Hm.")),
+        ("Hi", {"additional_kwargs": {"refusal": None}, "of": "openai"}, ChunkText("Hi", "")),
+        ([{"type": "text", "text": "Hello", "index": 0}], {}, ChunkText("Hello", "")),
+        ([{"type": "thinking", "thinking": "Hm.", "index": 0}], {"of": "anthropic"}, ChunkText("", "Hm.")),
+        ([{"type": "thinking", "thinking": "", "signature": "x", "index": 0}], {"of": "anthropic"}, ChunkText("", "")),
         (
             [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm.", "index": 0}], "index": 0}],
             {"of": "openai"},
-            Said("", "Hm."),
+            ChunkText("", "Hm."),
         ),
-        ([{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "Hi"}], {}, Said("Hi", "Hm.")),
+        ([{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "Hi"}], {}, ChunkText("Hi", "Hm.")),
         (
             [{"type": "reasoning_content", "reasoning_content": {"text": "Hm."}, "index": 0}],
             {"of": "bedrock_converse"},
-            Said("", "Hm."),
+            ChunkText("", "Hm."),
         ),
-        ([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], {}, Said("", "")),
-        ([], {}, Said("", "")),
+        ([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], {}, ChunkText("", "")),
+        ([], {}, ChunkText("", "")),
     ],
 )
-def test_text_and_reasoning(content: Any, more: dict[str, Any], expected: Said) -> None:
+def test_text_and_reasoning(content: Any, more: dict[str, Any], expected: ChunkText) -> None:
     fields = dict(more)
     about = {"model_provider": fields.pop("of")} if "of" in fields else {}
-    assert said_in(AIMessageChunk(content=content, response_metadata=about, **fields)) == expected
+    assert text_in(AIMessageChunk(content=content, response_metadata=about, **fields)) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from agentic_backend.errors import Conflict
 from agentic_backend.session.stream import (
     Accepted,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
     Restarted,
     SessionChanged,
@@ -223,7 +223,7 @@ def test_calls_that_the_client_is_to_make_are_pending():
 
 
 def test_custom_events_and_the_title():
-    events = written(Accepted(), CustomSaid(b'{"a":[null]}'), CustomSaid(b"null"), SessionChanged(SESSION))
+    events = written(Accepted(), CustomPart(b'{"a":[null]}'), CustomPart(b"null"), SessionChanged(SESSION))
     assert [(event["name"], event["value"]) for event in events[2:]] == [
         ("turnwise.custom", {"a": [None]}),
         ("turnwise.custom", None),

@@ -13,10 +13,10 @@ from agentic_backend.session.stream import (
     Awaiting,
     Cancelled,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
     Final,
-    GraphSaid,
+    GraphPart,
     HumanAnswer,
     Payload,
     SessionChanged,
@@ -165,7 +165,7 @@ def some_run(rng: Random) -> list[Payload]:
             payloads.append(came(rank, ("c1", "r"), ("", "s")))
             rank += 1
         elif kind == 4:
-            payloads += [CustomSaid(b"1"), GraphSaid("values", (), b"{}"), SpokenBy(rank, "a", "b", 1, ()), Cited([])]
+            payloads += [CustomPart(b"1"), GraphPart("values", (), b"{}"), SpokenBy(rank, "a", "b", 1, ()), Cited([])]
         elif kind == 5:
             payloads.append(Whole(message(rank, "system", "system_note", "note")))
             rank += 1

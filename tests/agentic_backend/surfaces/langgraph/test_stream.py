@@ -11,10 +11,10 @@ from agentic_backend.errors import BadRequest, HistoryUnavailable
 from agentic_backend.session.stream import (
     Accepted,
     Cancelled,
-    CustomSaid,
+    CustomPart,
     Failed,
     Final,
-    GraphSaid,
+    GraphPart,
     TextDelta,
     ThoughtDelta,
     Whole,
@@ -173,7 +173,7 @@ def test_an_answer_says_what_it_cites_what_it_took_and_how_it_ended():
 
 
 def test_what_an_agent_writes_is_custom():
-    assert ("custom", {"a": 1}) in short(sent(turn_of(*plain_run(CustomSaid(b'{"a":1}')))))
+    assert ("custom", {"a": 1}) in short(sent(turn_of(*plain_run(CustomPart(b'{"a":1}')))))
 
 
 def test_a_question_to_a_person_ends_the_run_with_an_interrupt():
@@ -291,7 +291,7 @@ def test_places():
 
 @pytest.mark.parametrize(("values", "also"), [(b"{}", {}), (b'{"topic":"x"}', {"topic": "x"})])
 def test_a_graph_may_wait_before_its_state_has_anything(values, also):
-    turn = turn_of(Accepted(), question(), GraphSaid("values", (), values), awaiting())
+    turn = turn_of(Accepted(), question(), GraphPart("values", (), values), awaiting())
     view = replace(VIEW, graph=True)
     (last,) = [data for _, name, data in sent(turn, view) if name == "values" and "__interrupt__" in data]
     assert [one["id"] for one in last.pop("__interrupt__")] == ["i1"]
@@ -311,7 +311,7 @@ def test_a_graph_may_wait_before_its_state_has_anything(values, also):
 )
 def test_what_people_have_seen_since_is_added_to_any_state(values, expected):
     said = [Whole(message(1, "assistant", "thought", "So")), cancelled()]
-    turn = turn_of(Accepted(), question(), GraphSaid("values", (), values), *said)
+    turn = turn_of(Accepted(), question(), GraphPart("values", (), values), *said)
     view = replace(VIEW, graph=True)
     for found in ([data for _, name, data in sent(turn, view) if name == "values"][-1], result(turn, view)):
         messages = found["messages"]

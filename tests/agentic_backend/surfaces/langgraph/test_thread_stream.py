@@ -13,9 +13,9 @@ from agentic_backend.session.stream import (
     Accepted,
     Ask,
     Cancelled,
-    CustomSaid,
+    CustomPart,
     Failed,
-    GraphSaid,
+    GraphPart,
     Restarted,
     TextDelta,
     ThoughtDelta,
@@ -104,7 +104,7 @@ def _short(method, data):
 def history_of(*messages):
     """The exchange as history tells it."""
     turn = Turn(Ask("s", "", "", "e1", "ada", 1.0))
-    StoredExchange(tuple(messages)).tell(turn, SESSION)
+    StoredExchange(tuple(messages)).publish(turn, SESSION)
     return turn
 
 
@@ -119,7 +119,7 @@ def wide_run():
         TextDelta(2, "final", "look."),
         Whole(message(2, "assistant", "thought", "I look.")),
         called(3, ("c1", "add"), ("c2", "sub")),
-        CustomSaid(b'{"name":"progress","payload":5}'),
+        CustomPart(b'{"name":"progress","payload":5}'),
         came(4, ("c1", "5")),
         came(5, ("c2", "no"), ok=False),
         TextDelta(6, "final", "Hi "),
@@ -247,7 +247,7 @@ def test_a_mirror_that_is_told_from_history_in_the_end():
     for payload in (Accepted(), question(), TextDelta(1, "final", "Hel")):
         turn.publish(payload)
     live = told(turn)
-    StoredExchange((question().message, answer(1, "Hello you"))).tell(turn, SESSION)
+    StoredExchange((question().message, answer(1, "Hello you"))).publish(turn, SESSION)
     alone = history_of(question().message, answer(1, "Hello you"))
     assert short(told(turn, since=live[-1]["seq"])) == short(told(alone))
     assert [one["seq"] for one in told(turn, since=live[-1]["seq"])] == [one["seq"] for one in told(alone)]
@@ -407,7 +407,7 @@ def test_a_restart_is_no_run():
 def test_a_graph_that_is_joined_may_wait_before_its_state_has_anything(values, also):
     note = {"extras": {"note": {NOTE: {"modes": ["values"]}}}}
     asked = Whole(message(0, "user", "final", "Hello", note))
-    turn = turn_of(Accepted(), asked, GraphSaid("values", (), values), awaiting())
+    turn = turn_of(Accepted(), asked, GraphPart("values", (), values), awaiting())
     by = JoinWriter("s", frozenset(("run_modes", "state_update")), _before, is_graph=lambda _: True)
     frames = b"".join(by.write(turn, turn.events[at]) for at in range(len(turn.events))).decode().split("\n\n")
     events = [dict(line.split(": ", 1) for line in one.split("\n")) for one in frames if one]

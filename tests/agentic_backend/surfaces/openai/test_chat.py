@@ -9,18 +9,18 @@ from agentic_backend.session.stream import (
     Awaiting,
     Cancelled,
     Cited,
-    CustomSaid,
+    CustomPart,
     Failed,
     Final,
-    GraphSaid,
+    GraphPart,
     Restarted,
     SpokenBy,
     TextDelta,
     ThoughtDelta,
     Whole,
 )
+from agentic_backend.surfaces.openai.answer_reader import AnswerReader, read_whole_answer
 from agentic_backend.surfaces.openai.chat import DONE, Chunks, Completion
-from agentic_backend.surfaces.openai.telling import Telling, told_at_once
 from backend_kit.wire import Code
 
 PAGE = "https://chat.example.org"
@@ -63,7 +63,7 @@ def said(*texts, rank=1):
 
 
 def frames(*payloads, include_usage=False):
-    chunks = Chunks(Completion("chatcmpl-1", "Rico", 5), Telling(PAGE), include_usage=include_usage)
+    chunks = Chunks(Completion("chatcmpl-1", "Rico", 5), AnswerReader(PAGE), include_usage=include_usage)
     sent = b"".join([chunks.opening(), *map(chunks.encode, payloads)])
     assert sent.endswith(DONE)
     lines = sent.removesuffix(DONE).decode().split("\n\n")
@@ -89,7 +89,7 @@ def text_of(key, told):
 
 
 def whole(*payloads):
-    reasoning, end = told_at_once(payloads, PAGE)
+    reasoning, end = read_whole_answer(payloads, PAGE)
     assert end.failure is None
     completion = json.loads(Completion("chatcmpl-1", "Rico", 5).whole(reasoning, end))
     assert completion["object"] == "chat.completion"
@@ -223,8 +223,8 @@ def test_a_failure_in_the_stream_is_an_error_after_what_was_spent():
 
 
 def test_what_this_protocol_has_no_place_for_is_left_out():
-    graph = GraphSaid("values", (), b"{}"), SpokenBy(1, "a", "b", 1, ())
-    assert len(frames(CustomSaid(b"1"), *graph, Cited([]), final(""))) == 2
+    graph = GraphPart("values", (), b"{}"), SpokenBy(1, "a", "b", 1, ())
+    assert len(frames(CustomPart(b"1"), *graph, Cited([]), final(""))) == 2
 
 
 @pytest.mark.parametrize("text", ['"\\\n\u2028', "é🙂", "\x01"])
@@ -251,7 +251,7 @@ def test_a_turn_that_runs_again_before_it_has_said_anything_is_told_as_any_other
     ids=["text", "reasoning", "step"],
 )
 def test_what_was_said_is_not_continued_with_another_run(before):
-    chunks = Chunks(Completion("chatcmpl-1", "Rico", 5), Telling(PAGE), include_usage=True)
+    chunks = Chunks(Completion("chatcmpl-1", "Rico", 5), AnswerReader(PAGE), include_usage=True)
     for payload in (Accepted(), *before):
         chunks.encode(payload)
         assert not chunks.over

@@ -87,7 +87,7 @@ def texts(part):
 
 def told(*messages):
     turn = Turn(Ask(SESSION_ID, "Rico", "Write", EXCHANGE_ID, "ann", 0.0))
-    StoredExchange(messages).tell(turn, SESSION)
+    StoredExchange(messages).publish(turn, SESSION)
     return turn
 
 

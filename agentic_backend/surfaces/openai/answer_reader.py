@@ -60,8 +60,8 @@ it."""
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a turn ended. `answer` is the whole text, `rest` what of it `Telling` has not given yet, with a gap where
-    something was said before; `spent` the tokens of all its model calls, None where no model reported any."""
+    """How a turn ended. `answer` is the whole text, `rest` what `AnswerReader` has not given of it yet, behind a gap
+    where something came before; `spent` the tokens of all its model calls, None where no model reported any."""
 
     answer: str = ""
     rest: str = ""
@@ -72,7 +72,7 @@ class End:
     failure: Failure | None = None
 
 
-class Telling:
+class AnswerReader:
     """Follows one turn in the order of its events: text is given as it comes, and cannot be taken back.
 
     Text that turns out to precede a step stays in front of the answer, with an empty line between them.
@@ -167,12 +167,12 @@ def failure_of(payload: Cancelled | Failed) -> Failure:
     return Failure(status_of(code), their_code(code), payload.text, payload.field, CODES[code].retryable, after_s)
 
 
-def told_at_once(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
+def read_whole_answer(payloads: Iterable[Payload], page: str) -> tuple[str, End]:
     """The reasoning and the end of a turn that has ended, for an answer in one piece.
 
     Text before a step was not the answer: here it is part of the reasoning.
     """
-    telling = Telling(page)
+    telling = AnswerReader(page)
     reasoning: list[str] = []
     end: End | None = None
     for payload in payloads:
