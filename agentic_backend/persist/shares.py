@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from agentic_backend.errors import HistoryUnavailable
 from agentic_backend.persist.database import Queries
+from backend_kit.aio.retry import try_again
 
 _OF_OTHERS: Final = """
 FROM jsonb_each(share.held) AS other JOIN instance AS holder ON holder.id = other.key
@@ -265,11 +266,7 @@ class SharedLimits:
 
     async def write(self) -> None:
         """Tell what is due, until cancelled. Spawn it with `restart=True`."""
-        while not self._forgotten:
-            try:
-                await self.forget_earlier()
-            except HistoryUnavailable:
-                await asyncio.sleep(_AGAIN_S)
+        await try_again(self.forget_earlier, HistoryUnavailable, lambda _failure, _attempts: _AGAIN_S)
         self.note_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())

@@ -16,7 +16,7 @@ from agentic_backend.session.store import CutOffTurns, HeldElsewhere, LeaseLost
 from agentic_backend.session.stream import Ask, HumanAnswer, Turn
 from agentic_backend.session.turn import TurnRunner, refuse
 from agentic_backend.session.turn_report import loggable
-from backend_kit.aio.retry import Backoff
+from backend_kit.aio.retry import Backoff, try_again
 from backend_kit.wire import ServiceError
 
 logger = logging.getLogger(__name__)
@@ -116,12 +116,12 @@ class Restarts:
 
     async def _run(self, turn: Turn, known: KnownSession | None) -> KnownSession | None:
         backoff = Backoff(longest_s=self._rules.longest_s)
-        while True:
+
+        async def attempt() -> KnownSession | None:
             turn.ask = replace(turn.ask, received_at=time.perf_counter())
-            try:
-                return await self._runner.run_turn(turn, known)
-            except HistoryUnavailable:
-                await asyncio.sleep(backoff.next_s())
+            return await self._runner.run_turn(turn, known)
+
+        return await try_again(attempt, HistoryUnavailable, lambda _failure, _attempts: backoff.next_s())
 
     def _give_up(self, turn: Turn, cut: AskRecord, error: ServiceError | None) -> None:
         """Leave a turn interrupted, because of an error, or as its user stopped it."""

@@ -1,9 +1,12 @@
 """The claim of a process on its database: an advisory lock of Postgres, held by a connection that does nothing else."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 
@@ -12,6 +15,8 @@ from agentic_backend.spool.connection import Connection, connect
 from agentic_backend.spool.pooler import require_session
 from agentic_backend.spool.spooldir import SpoolLock, SpoolTaken
 from backend_kit.settings import Postgres
+
+T = TypeVar("T")
 
 EXIT_TAKEN = 3
 """The exit code of a process whose spool directory or database is in use by another."""
@@ -65,16 +70,10 @@ def claim_at_start(settings: Postgres, *, shared: bool, wait_s: float = WAIT_S) 
     Blocks while another process holds the database, at most `wait_s`; then raises `DatabaseTaken`. Raises
     `PoolerUnusable` at once.
     """
-    give_up_at = time.monotonic() + wait_s
-    while True:
-        try:
-            return attempt(settings, shared=shared)
-        except DatabaseTaken:
-            if time.monotonic() >= give_up_at:
-                raise
-        except psycopg.Error:
-            return None
-        time.sleep(_AGAIN_S)
+    try:
+        return _while_taken(lambda: attempt(settings, shared=shared), DatabaseTaken, wait_s)
+    except psycopg.Error:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +95,18 @@ def take(settings: AgenticSettings) -> Possessions:
     """
     chosen = settings.persistence
     wait_s = 0.0 if settings.app.worker is None else _EMPTIED_S
-    spool = _lock(Path(chosen.spool_dir), wait_s) if chosen.ack == "spool" else None
+    lock = partial(SpoolLock, Path(chosen.spool_dir))
+    spool = _while_taken(lock, SpoolTaken, wait_s) if chosen.ack == "spool" else None
     return Possessions(spool, claim_at_start(settings.storage.postgres, shared=chosen.replicas == "many"))
 
 
-def _lock(directory: Path, wait_s: float) -> SpoolLock:
+def _while_taken(take_one: Callable[[], T], taken: type[Exception], wait_s: float) -> T:
+    """What `take_one` returns, tried again for `wait_s` while it raises `taken`, and then raising that. Blocks."""
     give_up_at = time.monotonic() + wait_s
     while True:
         try:
-            return SpoolLock(directory)
-        except SpoolTaken:
+            return take_one()
+        except taken:
             if time.monotonic() >= give_up_at:
                 raise
         time.sleep(_AGAIN_S)
