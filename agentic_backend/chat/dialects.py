@@ -31,7 +31,7 @@ _BAD_FRAMES = 3
 _BAD_FRAMES_WINDOW_S = 10.0
 _SENT_AT_ONCE_BYTES = 64 * 1024
 _COSTS: dict[type, Cost] = {frames.Auth: Cost.READ, frames.Cancel: Cost.CHEAP, frames.Resume: Cost.READ}
-"""What frames cost, where it is not a turn."""
+"""What a frame costs if it does not start a turn."""
 
 
 class Turns(Protocol):
@@ -44,19 +44,19 @@ class Turns(Protocol):
         """Cancel the user's turn; False if none runs."""
 
     def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str, after_seq: int) -> Turn:
-        """The user's turn, running, kept or rebuilt from history; a refusal is the turn's only event. The caller wants
-        what comes after `after_seq`."""
+        """The user's turn, running, in memory or rebuilt from history; a refusal is the turn's only event. The caller
+        wants what comes after `after_seq`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """How long a message may be, and how fast what costs something may come; `hit` is called with the name of a limit
+    """How long a message may be, and the pace of frames that cost something; `hit` is called with the name of a limit
     each time it rejects a frame."""
 
     max_message_chars: int
     hit: Callable[[str], None]
     pace: Callable[[str, Cost], Awaitable[None]] = unpaced
-    """Waits until the user may send another frame of this cost. Raises ServiceError where too many come."""
+    """Waits until the user may send another frame of this cost. Raises ServiceError if too many come."""
 
     def too_many_asks(self) -> RateLimited:
         """The error for an ask that exceeds the asks a socket may have waiting."""
@@ -202,7 +202,7 @@ class CompatibleDialect:
     limits: FrameLimits
 
     def __post_init__(self) -> None:
-        self.outbox.resumes = False  # the protocol has no word for it
+        self.outbox.resumes = False  # the protocol has no frame for it
 
     async def act_on(self, text: str) -> None:
         """See `Dialect.act_on`, with what it raises."""

@@ -68,7 +68,7 @@ class Principal:
 
     async def confirm(self) -> None:
         """Count one ask of a key, and look whether it is still valid. Raises AuthError if not, RateLimited's code above
-        its rate, and the database's error where nobody can tell."""
+        its rate, and the database's error if it cannot be checked."""
         if self.identity.grant is not None:
             await self.identity.grant.confirm()
 
@@ -79,7 +79,7 @@ def credential_from(
     """The token and where it was found: `Authorization: Bearer` or `x-api-key`, else subprotocol `bearer.<token>`, else
     `?token=`.
 
-    `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token is none.
+    `headers`, `subprotocols` and `query` are those of the ASGI scope. An empty token counts as none.
     """
     token = token_of(headers)
     if token is not None:

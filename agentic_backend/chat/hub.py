@@ -50,7 +50,7 @@ from backend_kit.wire import CODES, Code, ServiceError, message_for
 
 TICK_S = 1.0
 RETRY_S = 2
-"""When a connection may be tried again that was refused for now, in seconds."""
+"""Seconds after which a connection that was refused for now may be tried again."""
 _LOOKS = 100
 """How many peers the tick checks before it yields: all 5,000 at a time blocked the loop for 10 ms every second."""
 
@@ -92,7 +92,7 @@ class SocketHub:
         self._metrics = metrics
         self._meters = SocketMeters(metrics.ws_send, delivered, metrics.limit_hit)
         self._limits = FrameLimits(rules.max_message_chars, metrics.limit_hit, admission.pace)
-        # With when each was opened, on the monotonic clock.
+        # When each was opened, on the monotonic clock.
         self._sockets: dict[ChatSocket, float] = {}
         self._streams: dict[OpenStream, float] = {}
         self._addresses: Counter[str] = Counter()
@@ -160,8 +160,8 @@ class SocketHub:
     def event_stream(
         self, request: Request, user_id: str, begin: Callable[[], Follow], writer: StreamWriter = NATIVE
     ) -> EventStream:
-        """The answer that follows what `begin` returns, as `writer` says it: counted, checked and drained with the
-        others. To be asked for where `refusal_of_stream` has nothing against it."""
+        """The response that follows what `begin` returns, as `writer` writes it: counted, checked and drained with the
+        others. Call it only if `refusal_of_stream` returned None."""
         return EventStream(
             user_id=user_id,
             begin=begin,
@@ -179,7 +179,7 @@ class SocketHub:
         writer: StreamWriter,
         failed: Callable[[ServiceError], bytes],
     ) -> SeriesStream:
-        """The answer that follows one turn of a session behind the other; otherwise as `event_stream`."""
+        """The response that follows one turn of a session after the other; otherwise as `event_stream`."""
         return SeriesStream(
             identity=identity,
             session_id=session_id,
@@ -329,7 +329,7 @@ class SocketHub:
     async def _admit(self, websocket: WebSocket) -> tuple[Identity, Credentials] | int:
         """The caller of a handshake, at their pace; or the code with which the socket is closed.
 
-        Before the socket is accepted: who comes too fast waits for that, and opens none meanwhile.
+        Called before the socket is accepted: a client that comes too fast waits, and opens no socket meanwhile.
         """
         try:
             known = await self._known(websocket.scope)

@@ -65,7 +65,7 @@ class Outbox:
         self.closing: Closing | None = None
         self.changed = asyncio.Event()
         self.on_event: Callable[[], None] = self.changed.set
-        # Whether its client can take up a turn on another connection.
+        # Whether its client can resume a turn on another connection.
         self.resumes = True
         self._overflow = overflow
 
@@ -81,8 +81,8 @@ class Outbox:
 
     @property
     def held(self) -> bool:
-        """Whether it waits for anything before it closes: at the end of the process not for a turn that goes on at
-        another instance, where a client that can finds it."""
+        """Whether it waits for anything before it closes: at the end of the process not for a turn that continues at
+        another instance, where a client that can resume finds it."""
         ends = self.closing is not None and self.closing.reads_on and self.resumes
         return bool(self.waiting) or any(not (ends and follow.turn.let_go) for follow in self.follows)
 

@@ -41,7 +41,7 @@ _NATIVE_TYPES: dict[type[Payload], bytes] = {
 
 
 def native(turn: Turn, event: TurnEvent) -> bytes:
-    """The frame of an event in turnwise.v1; empty for one of another door's alone."""
+    """The frame of an event in turnwise.v1; empty for an event that only another door shows."""
     payload = event.payload
     if isinstance(payload, TextDelta):
         return native_delta(turn, event.seq, payload.rank, payload.channel, payload.text)
@@ -52,7 +52,7 @@ def native(turn: Turn, event: TurnEvent) -> bytes:
 
 
 def native_type(payload: Payload) -> bytes:
-    """The `type` of an event in turnwise.v1; not of one without a frame."""
+    """The `type` of an event in turnwise.v1; not for events without a frame."""
     return _NATIVE_TYPES[type(payload)]
 
 
@@ -94,7 +94,7 @@ def compatible(turn: Turn, event: TurnEvent) -> list[bytes]:
     """The frames of an event in the compatible protocol, which has none for some events, such as reasoning.
 
     There the answer is a `stream` frame like any other message, and a new title follows it: both are sent at the end.
-    A turn that runs again says nothing of it: its messages come once more, under the same ranks.
+    A restart is not announced: the turn's messages are sent again, under the same ranks.
     """
     payload = event.payload
     if isinstance(payload, Whole):

@@ -1,4 +1,4 @@
-"""The turns of one session over plain HTTP, one behind the other: a stream that stays open between them."""
+"""The turns of one session over plain HTTP, one after the other: a stream that stays open between them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,16 +17,16 @@ _TOGETHER_BYTES: Final = 32 * 1024
 
 
 class Series(Protocol):
-    """Which turns a stream tells."""
+    """Which turns a stream sends."""
 
     def open(self, notice: Callable[[], None]) -> None:
-        """Begin to look out for turns: `notice` is called when there may be another one."""
+        """Begin to watch for turns: `notice` is called when there may be another one."""
 
     async def next(self) -> Turn | None:
         """The turn to stream next, or None if there is none now. Raises ServiceError."""
 
     def close(self) -> None:
-        """Look out no more."""
+        """Stop watching."""
 
 
 class SeriesStream(OpenStream):
@@ -47,7 +47,7 @@ class SeriesStream(OpenStream):
         delivered: Callable[[float], None],
         writer: StreamWriter,
     ) -> None:
-        """`failed` says why the stream cannot go on; the rest is as in `OpenStream`."""
+        """`failed` gives the final event of a stream that cannot continue; the rest is as in `OpenStream`."""
         super().__init__(user_id=identity.uid, watched=watched, delivered=delivered, writer=writer)
         self._identity = identity
         self._session_id = session_id
@@ -104,7 +104,7 @@ class SeriesStream(OpenStream):
         return turn is not None
 
     async def _next(self, follow: Follow | None) -> bytes:
-        """What is to be sent next: of what has happened, much together."""
+        """What is to be sent next: past events are joined into large pieces."""
         said = await super()._next(follow)
         while follow is not None and not (self._unsent or follow.up_to_date or self._writer.owed or self._writer.over):
             if len(said) > _TOGETHER_BYTES:

@@ -1,7 +1,8 @@
 """The events of one turn over plain HTTP as text/event-stream, for clients that have no socket.
 
-The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does. What
-is written of it a `StreamWriter` says: our own of native events here, those of other protocols in `surfaces`.
+The turn does not belong to the request: it runs in the registry, and the stream only follows it, as a socket does. A
+`StreamWriter` decides what is written of it: the one for native events is here, those of other protocols are in
+`surfaces`.
 """
 
 import asyncio
@@ -53,12 +54,13 @@ def read_last_event_id(value: str | None) -> int | None:
 
 
 class StreamWriter(Protocol):
-    """How one stream says what happens in its turn. Sans I/O: it may keep what it has said, but waits for nothing."""
+    """How one stream writes what happens in its turn. Without I/O: it may keep what it has written, but waits for
+    nothing."""
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Headers of the answer beside those of every stream, in lower case; a `content-type` where it is not one of
-        events."""
+        """Headers of the response in addition to those of every stream, in lower case; with a `content-type` if it is
+        not an event stream."""
 
     @property
     def heartbeat(self) -> bytes:
@@ -70,7 +72,7 @@ class StreamWriter(Protocol):
 
     @property
     def owed(self) -> Callable[[], Awaitable[bytes]] | None:
-        """What has to be waited for, and sent, before anything else is written; None: nothing. To be asked after a
+        """What has to be awaited, and sent, before anything else is written; None: nothing. Read it after each
         `write`."""
 
     def write(self, turn: Turn, event: TurnEvent) -> bytes:
@@ -78,7 +80,7 @@ class StreamWriter(Protocol):
         up come as one."""
 
     def refuse(self, request: Request, failure: Failed) -> Response:
-        """The answer to an ask that was refused before its turn began, in place of a stream."""
+        """The response to an ask that was refused before its turn began, instead of a stream."""
 
 
 class NativeWriter:
@@ -108,9 +110,10 @@ NATIVE = NativeWriter()
 
 
 class OpenStream(Response):
-    """What every answer with an event stream is: what of a turn is written, how that is sent, and how it ends early.
+    """The base of every response with an event stream: what of a turn is written, how that is sent, and how it ends
+    early.
 
-    Who implements it says in `_write` what the answer is, and sends by `_catch_up` and `_send`.
+    A subclass writes the response in `_write`, and sends by `_catch_up` and `_send`.
     """
 
     media_type = "text/event-stream"
@@ -167,8 +170,8 @@ class OpenStream(Response):
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that the client will get and that are not sent: what is in hand, and as native frames what
-        its turn has said since, unless the writer says nothing more."""
+        """Roughly the bytes that are still to be sent to the client: what is in hand, and the later events of its turn
+        as native frames, unless the writer writes nothing more."""
         follow = self._follow
         behind = 0 if follow is None or self._writer.over else follow.behind_bytes.native
         return len(self._in_hand) + len(self._unsent) + behind
@@ -204,7 +207,7 @@ class OpenStream(Response):
         self._send_now = scope["state"].get("send_now")  # not of every server
 
     async def _catch_up(self, send: Send) -> None:
-        """Send all that is there to be sent of the turn that is followed."""
+        """Send everything that the followed turn has so far."""
         writer, follow = self._writer, self._follow
         while self._unsent or writer.owed or not (follow is None or follow.up_to_date or writer.over):
             if said := await self._next(follow):
@@ -238,7 +241,7 @@ class OpenStream(Response):
         self._due = None
         follow, clock = self._follow, self.clock
         if clock.since:
-            return  # the task says what has come when it has said what it is at
+            return  # the task writes what has come once it has finished its current piece
         if follow is None or follow.turn.ended or self._send_now is None:
             self._wake.set()
             return
@@ -256,7 +259,7 @@ class OpenStream(Response):
                 self._wake.set()
             failed = False
         finally:
-            if failed:  # the loop logs what a writer raises; its stream cannot go on
+            if failed:  # the loop logs what a writer raises; its stream cannot continue
                 self._leave()
 
     def _leave(self) -> None:
@@ -264,7 +267,7 @@ class OpenStream(Response):
         self._wake.set()
 
     async def _woken(self) -> bool:
-        """Wait for something to send; False once the client has gone, to whom nothing can be."""
+        """Wait for something to send; False once the client has gone."""
         await self._wake.wait()
         self._wake.clear()
         return not self._gone

@@ -1,7 +1,7 @@
 """What a socket sends: the frames of its followed turns, those that belong to no turn, and the close frame.
 
-While a turn runs and its peer reads, the event loop itself sends each event, and no task is woken for it. What may
-have to wait is for the task: a peer that does not read, the end of a turn, the closing.
+While a turn runs and its peer reads, the event loop itself sends each event, and no task is woken for it. Whatever may
+have to wait is left to the task: a peer that does not read, the end of a turn, the closing.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Connection:
     send_texts: Callable[[Sequence[bytes]], Awaitable[None]]
     """Sends text messages in one write. Raises OSError once the connection is gone."""
     send_now: Callable[[Sequence[bytes]], bool]
-    """The same at once. False, with nothing sent, where it would have to wait."""
+    """The same without waiting. False, with nothing sent, if it would have to wait."""
     close: Callable[[int], Awaitable[None]]
     """Sends the close frame with a code. Raises WebSocketDisconnect or RuntimeError once the connection is gone."""
     abort: Callable[[], None]
@@ -74,8 +74,8 @@ class SocketWriter:
 
     @property
     def outbox_bytes(self) -> int:
-        """Roughly the bytes that the client will get and that are not sent: of the followed turns, where they are still
-        sent, of frames that belong to none, and of those that are being sent."""
+        """Roughly the bytes that are still to be sent to the client: of the followed turns that still stream, of frames
+        that belong to no turn, and of those that are being sent."""
         outbox = self._outbox
         if not (outbox.follows or outbox.frames or self._in_hand or self._unsent):
             return 0  # most sockets, each second
@@ -85,7 +85,7 @@ class SocketWriter:
         return waiting + sum(map(len, self._unsent)) + sum(map(self._dialect.behind_bytes, outbox.follows))
 
     async def send_until_closed(self) -> None:
-        """Send what the outbox gets, last the close frame. Raises WebSocketDisconnect once the peer is gone."""
+        """Send what the outbox gets, ending with the close frame. Raises WebSocketDisconnect once the peer is gone."""
         outbox = self._outbox
         while True:
             self._idle = True
