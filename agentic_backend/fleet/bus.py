@@ -1,4 +1,4 @@
-"""What instances tell one another beside what stands in Postgres, and by which ways (ADR 81)."""
+"""What instances tell one another in addition to what is in Postgres, and by which transports (ADR 81)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,14 +50,14 @@ class Message:
 
 
 class Bus(Protocol):
-    """Carries messages to the instances that run now. Nothing is kept for others, and one may come twice."""
+    """Carries messages to the instances that run now. Nothing is stored for others, and a message may come twice."""
 
     async def send(self, message: Message) -> None:
-        """Tell it to the instance that it names, or to all. Raises `HistoryUnavailable` where that cannot be done."""
+        """Send it to the instance that it names, or to all. Raises `HistoryUnavailable` if that is not possible."""
 
 
 class PostgresBus:
-    """NOTIFY, which each instance hears on the connection by which it renews (`Membership`)."""
+    """NOTIFY, which each instance hears on the connection of its heartbeat (`Membership`)."""
 
     def __init__(self, queries: Queries, on_sent: Callable[[], None] = lambda: None) -> None:
         self._queries = queries

@@ -42,7 +42,7 @@ _FORGET_PAUSE_S = 0.05
 _TOLD_S = 1.0
 """Seconds after which a request that a turn elsewhere has not acted on is sent again, by Postgres."""
 _LOSSES = 3
-"""How often an instance that has an ended turn may be lost before history tells it instead."""
+"""How often an instance that has an ended turn may be lost before the turn is replayed from history instead."""
 _UNFOLLOWED_S = 5.0
 """Seconds for which a turn that nobody follows any more is still followed at its instance."""
 
@@ -58,7 +58,7 @@ class OwnTurns(LocalTurns, Protocol):
         """Stop the session's turns and drop its state."""
 
     def reread(self, session: Session) -> None:
-        """Take over what another instance has stored of a session."""
+        """Take over what another instance has stored for a session."""
 
     def let_go(self) -> None:
         """End every run without an end."""
@@ -106,14 +106,14 @@ class FleetTurns:
         """Called with a session that another instance has changed outside a turn."""
 
     def serve(self, turns: OwnTurns) -> None:
-        """Begin to act on what other instances say. Before the membership renews."""
+        """Begin to act on messages of other instances. Call it before the membership renews."""
         self._turns = self._takeover.turns = turns
         self._membership.on_message = self._act_on
         self._membership.on_deaf = self._leases.lose_all
         self._membership.on_lost = self._let_go
 
     def _let_go(self) -> None:
-        self._leases.end_term()  # of a turn that has yet to begin, too, another may have the session
+        self._leases.end_term()  # another instance may have the session even if its turn has yet to begin
         self._takeover.note_loss()
         self._own.let_go()
 
@@ -130,7 +130,8 @@ class FleetTurns:
                 losses += 1
                 found = None if losses < _LOSSES else False
             except (HistoryUnavailable, StorageFull):
-                # Who has seen some of it waits for the rest: for Postgres, or until it has the end of the turn.
+                # A client that has seen some of it waits for the rest: for Postgres, or until that has the end of the
+                # turn.
                 if not turn.has_published or time.monotonic() > give_up_at:
                     raise
                 found = None
@@ -196,7 +197,7 @@ class FleetTurns:
         """See `Elsewhere`."""
         rules, me = self._membership.rules, {"me": self._me}
         try:
-            # The workers of a host get their signals together: each says first that it takes nothing.
+            # The workers of a host get their signals together: each first announces that it takes no turns.
             await self._queries.fetch("say_draining", SAY_DRAINING, me)
             await asyncio.sleep(rules.signals_s)
             ((takers,),) = await self._queries.fetch("takers", TAKERS, {**me, "gap_s": rules.gap_s})
@@ -208,8 +209,8 @@ class FleetTurns:
         """See `Elsewhere`."""
         key = (session_id, user_id)
         self._leases.lose(key)
-        # While anything of the session waits for Postgres nobody else knows what came before: it waits until this
-        # instance has left.
+        # While anything of the session waits for Postgres, no other instance knows what came before: the turn waits
+        # until this instance has left.
         if not self._pending.holds(key):
             asked = {"session_id": session_id, "me": self._me, "exchange_id": exchange_id}
             with suppress(HistoryUnavailable):
@@ -218,12 +219,12 @@ class FleetTurns:
     async def publish_change(self, session_id: str, user_id: str) -> None:
         """See `Elsewhere`."""
         try:
-            # The message reaches the turn that runs, some time. Of the next one its holder must not depend on that.
+            # The message reaches the running turn at some time. The holder of the next turn must not depend on that.
             await self._queries.fetch("void_lease", VOID_LEASE, {"session_id": session_id, "me": self._me})
             await self._bus.send(Message("changed", session_id, user_id, sender=self._me))
         except HistoryUnavailable:
-            # Without a spool there was no change either. One that is in a spool comes to Postgres untold: who
-            # remembers the session sees it once its lease moves, or after an absence of its own.
+            # Without a spool there was no change either. One that is in a spool reaches Postgres unannounced: an
+            # instance that remembers the session sees it once its lease moves, or after it was away itself.
             logger.warning("a change of a session could not be told to other instances")
 
     async def report_full(self, instance: str, user_id: str) -> None:
@@ -231,7 +232,7 @@ class FleetTurns:
         await self._bus.send(Message("full", "", user_id, to=instance, sender=self._me))
 
     async def _follow(self, turn: Turn) -> bool | None:
-        """Follow the turn for once: True after its end, False if no instance has it, None to look again."""
+        """Follow the turn once: True after its end, False if no instance has it, None to look again."""
         ask = turn.ask
         holder = await self._holder_of(ask.session_id, ask.user_id)
         if holder is None:
@@ -262,7 +263,7 @@ class FleetTurns:
         except PeerLost as lost:
             logger.info("an instance was lost while its turn was followed: %s", lost)
             if not is_open:
-                raise  # history has it, in other words
+                raise  # history has it, but in different events
             return None
         finally:
             self._connected(-1)
@@ -271,7 +272,7 @@ class FleetTurns:
         return True if turn.ended else None
 
     async def _follow_here(self, turn: Turn, *, is_open: bool) -> bool | None:
-        """The same of a turn that this instance has itself: it took it over, or lets it go on."""
+        """The same for a turn that this instance has itself, because it took it over or continues it."""
         ask = turn.ask
         running = self._own.runs(ask.exchange_id, ask.user_id)
         if running is not None:
@@ -282,7 +283,7 @@ class FleetTurns:
             await _copy(running, turn)
             if turn.ended:
                 return True
-            # It has all of that: its run is one that a person let continue.
+            # The follower has all of that: its run is one that a person let continue.
         if self._waits_for_postgres((ask.session_id, ask.user_id), ask.exchange_id):
             raise StorageFull(retry_after_s=1.0)  # it has ended
         if not is_open:
@@ -310,8 +311,8 @@ class FleetTurns:
         return running is not None
 
     async def _cancel_again(self, cancel: Message) -> None:
-        """Nobody answers a message, and some are lost: one by Redis, one to who has just lost Postgres, one of a turn
-        that moves, or is let go of and taken up again. Whether the turn has ended stands in Postgres."""
+        """Messages are not acknowledged, and some are lost: in Redis, on the way to an instance that has just lost
+        Postgres, or if the turn moves, or is released and taken again. Postgres knows whether the turn has ended."""
         give_up_at = time.monotonic() + self._membership.rules.mirror_s
         try:
             while time.monotonic() < give_up_at:
@@ -369,7 +370,7 @@ class FleetTurns:
 
 
 def _take_ask(turn: Turn, asked: Ask) -> None:
-    """Have a mirror say what was asked. What becomes of it without followers is its own clients' affair."""
+    """Give a mirror what was asked. What happens without followers is up to its own clients."""
     mine = turn.ask
     turn.ask = replace(asked, on_disconnect=mine.on_disconnect, credentials=mine.credentials)
 

@@ -100,7 +100,7 @@ class Fleet:
         self.limits = SharedLimits(persistence.queries, identity.id, dead_s, self.turns.report_full)
 
     def start(self, turns: OwnTurns) -> None:
-        """Join the others, once the schema is known. `turns` are those of this process."""
+        """Join the fleet, once the schema is known. `turns` are those of this process."""
         self.turns.serve(turns)
         self.turns.on_full = self.limits.note_full
         self.membership.on_deaf = self._note_deaf
@@ -115,7 +115,7 @@ class Fleet:
         self._tasks.spawn("fleet-takeover", self.takeover.look_for_dead, restart=True, essential=True)
 
     def begin_drain(self) -> None:
-        """Take no more turns of the dead."""
+        """Stop taking turns of dead instances."""
         self.membership.draining = True
 
     def dependency(self) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class Fleet:
         return {"status": "up" if self.membership.valid else "down", "instances": self._alive}
 
     def bus_dependency(self) -> dict[str, Any] | None:
-        """The same of Redis, None where Postgres is the bus. While it is away Postgres carries all."""
+        """The same for Redis, None if Postgres is the bus. While Redis is away Postgres carries everything."""
         return None if self._redis is None else {"status": "up" if self._redis.up else "down"}
 
     async def leave(self) -> None:
-        """Be gone for the others. After the last write; while the spool has some, its sessions wait for it."""
+        """Leave the fleet, after the last write; while the spool still has turns, their sessions wait for it."""
         await self.peers.aclose()
         if self._redis is not None:
             await self._redis.aclose()
@@ -135,7 +135,7 @@ class Fleet:
             await self.membership.leave()
 
     async def forget_spool(self, directory: Path) -> None:
-        """Let others take the turns of an instance whose spool has been emptied, and that does not come back."""
+        """Let others take the turns of an instance whose spool has been emptied and that does not come back."""
         await self.membership.leave(await asyncio.to_thread(instance_id, directory))
 
     def _redis_bus(self, settings: FleetSettings, postgres: Bus) -> "RedisBus | None":
@@ -158,7 +158,7 @@ class Fleet:
 
     def _note_deaf(self) -> None:
         self.leases.lose_all()
-        self.limits.note_all()  # while this instance was away, others may have left out what users hold here
+        self.limits.note_all()  # while this instance was away, others may have left out what its users hold
 
     def _note_takeover(self, silent_s: float) -> None:
         self._metrics.fleet_takeovers.inc()
@@ -204,7 +204,7 @@ class Fleet:
 
 
 def own_url(settings: AgenticSettings, address: str) -> str:
-    """Where this instance listens; where that is on every address, at the one by which it reaches Postgres."""
+    """The address on which this instance listens; if that is every address, the one from which it reaches Postgres."""
     listens = settings.app.address
     try:
         everywhere = ip_address(listens).is_unspecified
@@ -215,7 +215,7 @@ def own_url(settings: AgenticSettings, address: str) -> str:
 
 
 class FleetViews:
-    """The measurements of other instances, asked of them by whoever is asked here. Implements `OtherInstances`."""
+    """The measurements of other instances, fetched by the instance that a client asks. Implements `OtherInstances`."""
 
     def __init__(self, queries: Queries, membership: Membership, peers: Peers) -> None:
         self._queries = queries

@@ -18,10 +18,10 @@ from agentic_backend.spool.pending import Key, Op
 from backend_kit.db.pool import AnyRow
 
 _REMEMBERED = 20_000
-"""Leases that this instance remembers to have. One that it forgets is taken again by one statement."""
+"""How many leases this instance remembers having. One that it forgets is taken again by one statement."""
 _WITHDRAW_AGAIN_S = 1.0
 _GROUP_S = 0.005
-"""Between the beginnings of two groups of questions: what comes meanwhile is the next one."""
+"""Seconds between the starts of two groups of questions: what comes meanwhile forms the next group."""
 
 _LOOKS = 3
 """How often a lease is asked for again whose holder has just changed it."""
@@ -35,10 +35,10 @@ class PendingWrites(Protocol):
     """What waits for Postgres here: `Pending`."""
 
     def holds(self, key: Key) -> bool:
-        """Whether anything of a session does."""
+        """Whether anything of a session waits."""
 
     def turns(self, key: Key) -> Sequence[Op]:
-        """The turns of a session that do."""
+        """The turns of a session that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class _Asked:
 
 
 class FleetLeases:
-    """Implements `Leases` for one instance. A lease that it has taken it keeps, until another takes it.
+    """Implements `Leases` for one instance. It keeps a lease until another instance takes it.
 
-    What is remembered of a session is right while the lease was this instance's all the time: that shows when the next
-    question is recorded, in the statement that takes the place of a renewal. The questions of all sessions are recorded
-    by one task, together with those that came while the last ones were being committed.
+    What it remembers of a session is valid if it held the lease all the time: that is checked when the next question is
+    recorded, by the statement that replaces a renewal. One task records the questions of all sessions, each time all
+    that came while the last ones were being committed.
     """
 
     def __init__(self, queries: Queries, membership: Membership, cache: HistoryCache, pending: PendingWrites) -> None:
@@ -76,9 +76,9 @@ class FleetLeases:
         self._cache = cache
         self._pending = pending
         self.ready = asyncio.Event()
-        """Set once no turn is left of an earlier process of this instance."""
+        """Set once no turn of an earlier process of this instance is left."""
         self.on_unknown: Callable[[], None] = lambda: None
-        """Called where a turn is open in a lease of this instance that it does not know to run."""
+        """Called if a lease of this instance names an open turn that does not run here."""
         self._mine: OrderedDict[Key, int] = OrderedDict()
         self.term = 0
         """How often this instance has lost all its leases."""
@@ -120,10 +120,11 @@ class FleetLeases:
         return SessionLease(row.fence, row.made, term)
 
     async def _ask_for(self, values: dict[str, object]) -> AnyRow:
-        """What becomes of the lease. Raises SessionNotFound.
+        """The result of asking for the lease. Raises SessionNotFound.
 
-        Where its holder recorded a question while the statement waited for the row, that says that it is held, but has
-        an older version of it: which exchange has it, and so whether this ask follows that one, only another look says.
+        If the holder recorded a question while the statement waited for the row, the result says that the lease is
+        held, but from an older version of the row: only another look shows which exchange has it, and so whether this
+        ask follows that one.
         """
         for _ in range(_LOOKS):
             rows = await self._queries.fetch("acquire_lease", ACQUIRE_LEASE, values)
@@ -134,8 +135,8 @@ class FleetLeases:
         return rows[0]
 
     def _expect_no_turn(self, key: Key, exchange_id: str | None) -> None:
-        """Raise `HeldElsewhere` for a turn that was let go of, or taken by a statement whose answer is on its way: a
-        question recorded over it would lose it."""
+        """Raise `HeldElsewhere` for a turn that was released, or taken by a statement whose answer is still on its way:
+        recording a question over it would lose the turn."""
         if exchange_id in (None, self._asked.get(key)) or (key[0], exchange_id) in self._withdrawn:
             return
         self.on_unknown()
@@ -148,7 +149,7 @@ class FleetLeases:
             remember(self._asked, key, exchange_id)
 
     def fence_of(self, key: Key) -> int | None:
-        """The fence of a lease that this instance remembers to have."""
+        """The fence of a lease that this instance remembers having."""
         return self._mine.get(key)
 
     def lose(self, key: Key) -> None:
@@ -162,13 +163,13 @@ class FleetLeases:
             raise LeaseLost
 
     def end_term(self) -> None:
-        """Forget all of them, since others may have any: what runs under one of them has lost it."""
+        """Forget all leases, since others may have taken any: what runs under one has lost it."""
         self.term += 1
         self._asked.clear()
         self.lose_all()
 
     def lose_all(self) -> None:
-        """Forget all of them: what others said of their sessions may have been missed."""
+        """Forget all leases: messages about their sessions may have been missed."""
         for key in list(self._mine):
             self.lose(key)
 
@@ -177,7 +178,7 @@ class FleetLeases:
         session, exchange_id = record.session, record.user_message.exchange_id
         await self._wait_for_end((session.id, session.user_id), exchange_id)
         recorded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._withdrawn.pop((session.id, exchange_id), None)  # what is written now takes its place
+        self._withdrawn.pop((session.id, exchange_id), None)  # what is written now replaces it
         self._next.append(_Asked(session.id, lease.fence, exchange_id, record.encode().decode(), recorded))
         self._some.set()
         try:
@@ -193,8 +194,8 @@ class FleetLeases:
             remember(self._asked, (session.id, session.user_id), exchange_id)
 
     async def _wait_for_end(self, key: Key, exchange_id: str) -> None:
-        """An earlier run of the exchange, as the one that asked a person, may wait for Postgres: its record would end
-        what the lease says of this one, and then the session would be anybody's."""
+        """An earlier run of the exchange, such as the one that asked a person, may wait for Postgres: its record would
+        clear the turn from the lease, and then any instance could take the session."""
         give_up_at = time.monotonic() + _END_S
         while any(op.exchange_id == exchange_id for op in self._pending.turns(key)):
             if time.monotonic() > give_up_at:
@@ -215,7 +216,8 @@ class FleetLeases:
         begun_at = float("-inf")
         while True:
             await self._some.wait()
-            # One that comes alone is written at once; under load a statement for each would cost more than all else.
+            # A single question is written at once; under load a statement for each would cost more than everything
+            # else.
             await asyncio.sleep(max(0.0, begun_at + _GROUP_S - time.monotonic()))
             begun_at = time.monotonic()
             self._some.clear()
@@ -248,10 +250,10 @@ class FleetLeases:
                 one.recorded.set_result(one.session_id in recorded)
 
     async def _withdraw_all(self) -> None:
-        """A question that nobody waits for must not be run after this instance's death: tried until it is gone."""
+        """A question that nobody waits for must not be run after this instance's death: retried until it is removed."""
         for (session_id, exchange_id), (fence, key) in list(self._withdrawn.items()):
             values = {"session_id": session_id, "fence": fence, "exchange_id": exchange_id}
-            # While an acknowledged turn is in the spool alone, the lease must not look free.
+            # While an acknowledged turn is only in the spool, the lease must not look free.
             if not self._pending.holds(key):
                 try:
                     await self._queries.fetch("withdraw_ask", WITHDRAW_ASK, values)
@@ -263,7 +265,7 @@ class FleetLeases:
 
 
 def remember(kept: OrderedDict[Key, T], key: Key, value: T) -> None:
-    """Put it at the end of those that are kept; the oldest goes where they are too many."""
+    """Move it to the end of the remembered leases; drop the oldest if there are too many."""
     kept[key] = value
     kept.move_to_end(key)
     while len(kept) > _REMEMBERED:

@@ -32,15 +32,15 @@ class FleetRules:
     beat_s: float = 2.0
     """Between two heartbeats."""
     answer_s: float = 3.0
-    """For connecting, and until the answer to a heartbeat: then the connection is given up for another one."""
+    """For connecting, and until the answer to a heartbeat: after that the connection is replaced."""
     gap_s: float = 5.0
     """After a longer silence an instance must be heard for `dead_s` before it may call others dead."""
     renew_s: float = 6.0
-    """An instance that could not renew for so long, by its own monotonic clock, lets go of its turns."""
+    """An instance that could not renew for this long, by its own monotonic clock, releases its turns."""
     dead_s: float = 10.0
-    """An instance that did not renew for so long, by the clock of Postgres, is dead to the others."""
+    """An instance that did not renew for this long, by the clock of Postgres, is dead to the others."""
     look_s: float = 0.25
-    """Between two looks for turns of the dead."""
+    """Between two looks for turns of dead instances."""
     looks_each_time: int = 4
     """How many instances look each time, on average: a look reads the turns of all, so its cost grows with their
     number."""
@@ -49,9 +49,9 @@ class FleetRules:
     mirror_s: float = 60.0
     """How long a follower waits for an instance that has the turn."""
     signals_s: float = 0.5
-    """Instances that are ended within so long of one another do not hand over to one another."""
+    """Instances that are ended within this time of one another do not hand over to one another."""
     deaf_s: float = 5.0
-    """Redis is away for an instance that has not heard itself there for so long."""
+    """Redis counts as away for an instance that has not heard itself there for this long."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Membership:
         self.rules = rules or FleetRules()
         self.draining = False
         self.notified = 0
-        """Messages that have come by Postgres, for whomever."""
+        """Messages that have come by Postgres, for any instance."""
         self.on_message: Callable[[Message], None] = lambda _message: None
         self.on_deaf: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -116,8 +116,8 @@ class Membership:
 
     @property
     def valid(self) -> bool:
-        """Whether no other instance may have taken turns of this one: asked before anything that must not be done
-        twice. One look at a clock. Turns of an instance with a spool nobody else takes."""
+        """Whether no other instance may have taken turns of this one; check it before anything that must not be done
+        twice. It only reads a clock. Nobody else takes turns of an instance with a spool."""
         if self.identity.keeps_spool:
             return self._renewed_at > float("-inf")
         return self._clock() - self._renewed_at < self.rules.renew_s
@@ -145,8 +145,7 @@ class Membership:
             self._notice_loss()
 
     async def leave(self, instance: str | None = None) -> None:
-        """Be gone at once for the others, after the last write; with `instance` that one, which has died. Never
-        raises."""
+        """Leave at once, after the last write; with `instance`, remove that one, which has died. Never raises."""
         try:
             async with await self._connect() as connection:
                 await self._execute(connection, LEAVE, {"id": instance or self.identity.id})
@@ -163,7 +162,7 @@ class Membership:
             await self._execute(connection, f"LISTEN {CHANNEL}")
             await self._beat(connection)
             await self._execute(connection, SWEEP)
-            # What was said before the first LISTEN nobody has heard.
+            # Nobody has heard what was sent before the first LISTEN.
             self.on_deaf()
             backoff.reset()
             while True:

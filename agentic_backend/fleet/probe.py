@@ -35,7 +35,7 @@ class InstanceRow:
 
 
 def instance_rows(settings: Postgres) -> list[InstanceRow] | None:
-    """All that are known; None where Postgres cannot be asked, or has no such table yet. Blocks."""
+    """All known instances; None if Postgres cannot be asked, or has no such table yet. Blocks."""
     try:
         with closing(connect(settings, "doctor")) as connection:
             return [InstanceRow(*row) for row in connection.execute(_ROWS).fetchall()]  # type: ignore[arg-type] # by SQL
@@ -44,7 +44,7 @@ def instance_rows(settings: Postgres) -> list[InstanceRow] | None:
 
 
 def keeps_sessions(settings: Postgres) -> bool | None:
-    """Whether what is at this address leaves us a session of the server; None where it cannot be asked. Blocks."""
+    """Whether the server or pooler at this address keeps our session; None if it cannot be asked. Blocks."""
     try:
         with closing(connect(settings, "doctor")) as connection, closing(connect(settings, "doctor")) as other:
             require_session(settings, connection, other, answer_s=_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Redis or Valkey as the bus: pub/sub, of which Postgres takes over whatever it does not deliver."""
+"""Redis or Valkey as the bus, by pub/sub; Postgres carries whatever that does not deliver."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from backend_kit.aio.retry import Backoff, QuietLog
 logger = logging.getLogger(__name__)
 
 _SENDERS: Final = 8
-"""Connections by which messages go out."""
+"""Connections for sending messages."""
 _SEND_S: Final = 1.0
 """Seconds for connecting, for each answer, and for a message to go out."""
 _OWN_WORD: Final = "heard at "
@@ -34,13 +34,13 @@ _AWAY: Final = (RedisError, OSError, TimeoutError)
 class RedisBus:
     """Implements `Bus`. A channel for each instance, and one for all.
 
-    Redis says how many have got a message. Where those are fewer than there are (`instances`, 0 while nobody has
-    counted), or where it cannot be reached, Postgres carries the message as well, so that nothing depends on Redis but
-    how much Postgres has to do. An instance that does not hear itself any more takes Redis for gone: a connection of
-    which the other side knows nothing is silent, and looks well.
+    Redis reports how many instances got a message. If those are fewer than there are (`instances`, 0 while nobody has
+    counted), or if it cannot be reached, Postgres carries the message as well, so that Redis only affects how much
+    Postgres has to do. An instance that no longer hears itself takes Redis for gone: a half-open connection is silent,
+    and looks healthy.
 
     `on_payload` gets each message, `on_deaf` is called when some may have been missed, `on_heard` with the seconds that
-    a word of this instance took to come back.
+    a message of this instance took to come back.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RedisBus:
                         await self._listen_once(subscribed, backoff)
             except _AWAY as error:
                 if task.cancelling():
-                    raise asyncio.CancelledError from error  # the library's clean-up has failed in its place
+                    raise asyncio.CancelledError from error  # the library's clean-up has failed instead
                 self._log.warning("away", "redis is away (%s): postgres carries its messages", type(error).__name__)
             finally:
                 self._lose()
@@ -144,7 +144,7 @@ class RedisBus:
             if not self.up:
                 self.up = True
                 backoff.reset()
-                self._on_deaf()  # what was said before the subscription nobody has heard
+                self._on_deaf()  # nobody has heard what was sent before the subscription
 
     def _lose(self) -> None:
         if self.up:
@@ -156,7 +156,7 @@ class RedisBus:
 
 
 class BusRefused(Exception):
-    """Redis answers, and will not do: a user, a password or a right."""
+    """Redis answers, but refuses us: a user, a password or a right is wrong."""
 
 
 class SentinelRefused(BusRefused):
@@ -164,7 +164,8 @@ class SentinelRefused(BusRefused):
 
 
 async def probe(settings: RedisSettings) -> float:
-    """The seconds from a word to Redis until it is heard. Raises `BusRefused`, and OSError where Redis is away."""
+    """The seconds from sending a message to Redis until it is heard. Raises `BusRefused`, and OSError if Redis is
+    away."""
     client = connect(settings)
     channel = f"{settings.prefix}:fleet:{secrets.token_hex(8)}"
     try:
@@ -188,7 +189,7 @@ async def probe(settings: RedisSettings) -> float:
 
 
 async def _refused(sentinels: Sequence[Redis]) -> bool:
-    """Whether one of them answers, and will not do. To the library that is a Sentinel that does not answer."""
+    """Whether one of them answers, but refuses us. To the library that looks like a Sentinel that does not answer."""
     for sentinel in sentinels:
         try:
             await sentinel.ping()
@@ -201,18 +202,18 @@ async def _refused(sentinels: Sequence[Redis]) -> bool:
 
 def connect(settings: RedisSettings) -> Redis:
     """A client of the server, or of what the Sentinels say is the primary. It connects with its first command, and
-    tries none again: who uses it knows better what to do."""
+    retries none: its caller knows better what to do."""
     answers: dict[str, Any] = {
         "socket_timeout": _SEND_S,
         "socket_connect_timeout": _SEND_S,
         "retry": Retry(NoBackoff(), 0),
-        # Nothing that comes unasked, which only the third version of the protocol has.
+        # No push messages, which only version 3 of the protocol has.
         "protocol": 2,
     }
     if settings.tls:
         answers |= {"ssl": True, "ssl_ca_certs": settings.ca_file, "ssl_min_version": TLSVersion.TLSv1_2}
     user: dict[str, Any] = {"username": settings.username, "password": _secret(settings.password)}
-    # Beside those that send at once: one by which it hears, and one for its own word.
+    # In addition to those that send: one that listens, and one for its own message.
     client = {**answers, **user, "max_connections": _SENDERS + 2, "client_name": "turnwise-agentic"}
     hosts = settings.host.split(",")
     if settings.sentinel_set is None:
@@ -226,7 +227,7 @@ def connect(settings: RedisSettings) -> Redis:
 
 
 async def close(client: Redis) -> None:
-    """Close what `connect` has made: its connections, and those to the Sentinels, which the library leaves open."""
+    """Close what `connect` has opened: its connections, and those to the Sentinels, which the library leaves open."""
     await client.aclose()
     for sentinel in _sentinels(client):
         await sentinel.aclose()

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import text
 
 CHANNEL: Final = "turnwise_fleet"
-"""On which instances notify one another."""
+"""The channel on which instances notify one another."""
 
 # An instance that was silent for a while is not trusted to judge who is dead: while Postgres was away, nobody could
 # renew (`steady_since`).
@@ -29,7 +29,7 @@ SWEEP: Final = "DELETE FROM instance WHERE heartbeat_at < clock_timestamp() - in
 
 _ALIVE: Final = "coalesce(holder.heartbeat_at > clock_timestamp() - make_interval(secs => :dead_s), false)"
 
-# No turn runs under a lease that names none, so it is anybody's: who held it finds out with its next question.
+# No turn runs under a lease that names none, so any instance may take it: its holder finds out with its next question.
 ACQUIRE_LEASE = text(f"""
 WITH owned AS (
     SELECT session_id FROM session WHERE session_id = :session_id AND user_id = :user_id
@@ -72,7 +72,7 @@ WHERE session_id = :session_id AND holder = :me AND exchange_id = :exchange_id
 RETURNING session_id
 """)
 
-# What its holder remembers of a session is right no more: it finds out with its next question, and reads it again.
+# What its holder remembers of a session is no longer valid: it finds out with its next question, and reads it again.
 VOID_LEASE = text("""
 UPDATE session_lease SET fence = fence + 1
 WHERE session_id = :session_id AND exchange_id IS NULL AND holder <> :me
@@ -89,7 +89,7 @@ HOLDER_OF_SESSION = text(f"{_HOLDER} session.session_id = :session_id")
 HOLDER_OF_EXCHANGE = text(f"{_HOLDER} lease.exchange_id = :exchange_id")
 """Of a turn that runs now; `ask` is its record."""
 
-# What a stream that is open here has to tell: the turns of its session that others run, and have run.
+# What an open stream here has to send: the turns of its session that others run, and have run.
 NEWEST_ELSEWHERE = text("""
 SELECT session.session_id, session.user_id, lease.exchange_id,
     coalesce((session.session_data->>'next_rank')::bigint, 0) AS next_rank
@@ -99,10 +99,11 @@ FROM unnest(CAST(:session_ids AS text[]), CAST(:user_ids AS text[])) AS watched(
 WHERE lease.holder <> :me
 """)
 
-# Dead is who left, or has not renewed for a full period in which the judge itself was steady. Of many that look at
-# once each gets others: a lease that another has just taken is judged again by its row as it is then, and must be that
-# of the same dead one (an outer join there would find no instance, and take the lease of a living one for one of who
-# has left). Where a spool may have the end of a turn, only who has that spool goes on with it.
+# An instance is dead if it left, or has not renewed for a full period in which the judging instance itself was steady.
+# Of many that look at once each gets others: a lease that another has just taken is judged again by its row as it is
+# then, and must be that of the same dead one (an outer join there would find no instance, and take the lease of a
+# living one for one of who has left). Where a spool may have the end of a turn, only who has that spool goes on with
+# it.
 TAKE_OVER = text("""
 WITH judge AS (
     SELECT FROM instance WHERE id = :me AND heartbeat_at > clock_timestamp() - make_interval(secs => :gap_s)
@@ -123,7 +124,7 @@ RETURNING lease.session_id, session.user_id, lease.exchange_id, lease.fence, lea
     extract(epoch FROM clock_timestamp() - dead.heartbeat_at)::float AS silent_s
 """)
 
-# What this instance itself let go of, when it could not renew, and nobody has taken.
+# What this instance itself released when it could not renew, and nobody has taken.
 RETAKE = text("""
 UPDATE session_lease AS lease SET runs = lease.runs + 1 FROM session
 WHERE lease.session_id = session.session_id AND session.user_id = :user_id AND lease.holder = :me
@@ -131,7 +132,7 @@ WHERE lease.session_id = session.session_id AND session.user_id = :user_id AND l
 RETURNING lease.session_id, session.user_id, lease.exchange_id, lease.fence, lease.ask, lease.runs, lease.deaths
 """)
 
-# The same of all that neither run here, nor wait for Postgres, nor are to be withdrawn.
+# The same for all that neither run here, nor wait for Postgres, nor are to be withdrawn.
 RETAKE_ALL = text("""
 UPDATE session_lease AS lease SET runs = lease.runs + 1 FROM session
 WHERE lease.session_id = session.session_id AND lease.holder = :me AND lease.exchange_id IS NOT NULL

@@ -1,4 +1,4 @@
-"""Turns of instances that died: another one takes them and goes on with them."""
+"""Turns of instances that died: another one takes them and continues them."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class LocalTurns(Protocol):
     """The turns of this process: `TurnRegistry`."""
 
     def runs(self, exchange_id: str, user_id: str) -> Turn | None:
-        """One that runs here, or has lately."""
+        """A turn that runs here, or has run lately."""
 
     def running_ids(self) -> list[str]:
         """The exchange ids of those that run here."""
@@ -41,8 +41,9 @@ class Takeover:
     """Looks for turns of the dead and hands them to the registry. Implements `CutOffTurns` over leases: that a turn
     runs again is counted by the statement that takes it.
 
-    One whose agent does not run again, or that has outlived more than `MAX_RESTARTS` instances, is stored as
-    interrupted. `taken` gets, for each that is taken from the dead, the seconds since their last sign of life.
+    A turn whose agent must not run again, or that has outlived more than `MAX_RESTARTS` instances, is stored as
+    interrupted. `taken` gets, for each turn taken from a dead instance, the seconds since that instance's last sign of
+    life.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Takeover:
         """Set before `look_for_dead` runs."""
 
     async def look_for_dead(self) -> None:
-        """Take turns of the dead until cancelled. Spawn it with `restart=True`."""
+        """Take turns of dead instances until cancelled. Spawn it with `restart=True`."""
         while True:
             await asyncio.sleep(self._membership.rules.look_s)
             if self._membership.valid and not self._membership.draining and (self._owing or self._has_its_turn()):
@@ -82,12 +83,13 @@ class Takeover:
                     self._owing = True  # the turns may be taken, and the answer lost
 
     def _has_its_turn(self) -> bool:
-        """Whether this instance looks this time. All of a large fleet would cost Postgres more than their turns do, so
-        as many look as of a small one: by draw, since nobody knows which of the others look as well."""
+        """Whether this instance looks this time. If all of a large fleet looked, it would cost Postgres more than their
+        turns do, so only as many look as in a small one: at random, since no instance knows which of the others
+        look."""
         return self._draw() * self._lookers() < self._membership.rules.looks_each_time
 
     async def recover(self) -> None:
-        """Go on with the turns that an earlier process of this instance left in Postgres, once none of its ends waits
+        """Continue the turns that an earlier process of this instance left in Postgres, once none of their ends waits
         in the spool any more; only then does any ask get a lease."""
         while True:
             if not self._log.pending and self._membership.valid:
@@ -101,7 +103,7 @@ class Takeover:
             await asyncio.sleep(self._membership.rules.look_s)
 
     async def retake(self, session_id: str, user_id: str, exchange_id: str) -> bool:
-        """Go on with a turn that this instance had let go of, if nobody has taken it. Raises `HistoryUnavailable`."""
+        """Continue a turn that this instance had released, if nobody has taken it. Raises `HistoryUnavailable`."""
         if self._membership.draining or not self._membership.valid:
             return False  # it would be counted as a run, and let go at once
         values = {"session_id": session_id, "user_id": user_id, "exchange_id": exchange_id, **self._me}
@@ -142,7 +144,7 @@ class Takeover:
         return rows
 
     def note_loss(self) -> None:
-        """This instance lets go of its turns: those that nobody has taken by then it goes on with when it is back."""
+        """This instance releases its turns: those that nobody has taken by then it continues when it is back."""
         self._owing = True
 
     @property
@@ -183,7 +185,7 @@ class Takeover:
         """See `CutOffTurns`."""
         fence = self._fences.pop((record.session.user_id, record.exchange_id), None)
         if self._membership.draining and StoredExchange(record.messages).cut_off:
-            return  # its lease still names it: once this instance has left, another one goes on with it
+            return  # its lease still names it: once this instance has left, another one continues it
         self._log.give_up(replace(record, fence=fence))
 
     def drop(self, record: AskRecord) -> None:

@@ -1,8 +1,8 @@
-"""The events of a turn as lines of JSON, from one instance to another: what is rendered of them there is the same.
+"""The events of a turn as lines of JSON, from one instance to another, which renders the same frames from them.
 
-A line is a list of events, each `[seq, kind, field…]`. Whatever is JSON already (a message, a ledger) goes as text: it
-comes out with the bytes that it had, and what nests in it does not nest deeper here. Before them goes what was asked,
-since some of it is in what clients see.
+A line is a list of events, each `[seq, kind, field…]`. Whatever is JSON already (a message, a ledger) is sent as text:
+its bytes are preserved, and its nesting does not count here. What was asked is sent first, since clients see some of
+it.
 """
 
 import time
@@ -17,7 +17,7 @@ from agentic_backend.session.stream import Ask, HumanAnswer, OnDisconnect, Paylo
 from backend_kit.wire import Code, dumps, loads
 
 MAX_LINE_BYTES: Final = 64 << 20
-"""A longer line is malformed: one event is as long as its turn's messages, in all, and what JSON adds to quote them."""
+"""A longer line is malformed: one event is at most as long as all of its turn's messages, plus JSON's quoting."""
 _CHANNELS: Final = frozenset(get_args(Channel))
 _DURABILITIES: Final = frozenset(get_args(Durability))
 _DISCONNECTS: Final = frozenset(get_args(OnDisconnect))
@@ -96,7 +96,7 @@ def _as_it_is(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a field is read, which raises ValueError for what is no such value, and written."""
+    """How a field is read (raising ValueError for any other value) and written."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] = _as_it_is
@@ -134,7 +134,7 @@ def _truth(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    if value is None:  # as what is no number is written
+    if value is None:  # what is not a number is written like this
         return float("nan")
     if type(value) not in (int, float):
         raise ValueError("not a number")

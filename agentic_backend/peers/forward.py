@@ -1,4 +1,4 @@
-"""What an instance of another host asks of a worker here, by the address that all workers of this host share."""
+"""Requests of an instance on another host to a worker here, by the address that all workers of this host share."""
 
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -14,14 +14,14 @@ from backend_kit.auth import bearer_of
 
 
 class Forwarder:
-    """Answers with what the sibling says whose token a request shows."""
+    """Forwards a request to the sibling whose token it carries."""
 
     def __init__(self, siblings: Siblings, peers: Peers) -> None:
         self._siblings = siblings
         self._peers = peers
 
     def answer(self, request: Request) -> Response | None:
-        """The answer, None where the token is of no worker here."""
+        """The response, None if the token belongs to no worker here."""
         token = bearer_of(request.scope["headers"])
         if token is None or self._siblings.find(token) is None:
             return None

@@ -21,12 +21,12 @@ _HEARTBEATS: Final = 3
 
 
 class TurnNotThere(Exception):
-    """The instance has no such turn, or does not know the token that it was shown."""
+    """The instance has no such turn, or does not know the token."""
 
 
 class PeerLost(Exception):
-    """The instance cannot be reached, fell silent, stopped in mid-turn, or said what makes no sense. Its text names
-    no content."""
+    """The instance cannot be reached, fell silent, stopped in mid-turn, or sent nonsense. Its text contains no
+    content."""
 
 
 class Peers:
@@ -112,8 +112,8 @@ class Peers:
             yield response.content.iter_any()
 
     async def view(self, url: str, token: str, name: str, query: dict[str, str]) -> bytes:
-        """What the instance at `url` says of itself: JSON of at most 4 MiB. Raises `TurnNotThere`, also where its
-        version has no such view, and `PeerLost`."""
+        """A view of the instance at `url`: JSON of at most 4 MiB. Raises `TurnNotThere`, also where its version has no
+        such view, and `PeerLost`."""
         said = bytearray()
         try:
             async with self._answer(url, token, self._base + VIEWS + name, query) as parts:
@@ -157,9 +157,9 @@ async def lines_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 async def mirror(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -> None:
-    """Have a turn here take the events of the one that it mirrors, until its end, and close them.
+    """Publish the events of the mirrored turn in a turn here, until its end, and close them.
 
-    Raises what they raise. Taken again from the turn's last event on, nothing is there twice.
+    Raises what they raise. It can be repeated from the turn's last event on without duplicates.
     """
     asked: TurnEvent | None = None
     try:
@@ -169,7 +169,7 @@ async def mirror(turn: Turn, events: AsyncGenerator[list[TurnEvent]]) -> None:
                     if asked is not None:
                         turn.take(asked, goes_on=True)
                         asked = None
-                    # Whether it ends the exchange only what follows shows: a person may have let the run continue.
+                    # Only what follows shows whether it ends the exchange: a person may have let the run continue.
                     if isinstance(event.payload, Awaiting):
                         asked = event
                     else:

@@ -20,16 +20,16 @@ from backend_kit.http.direct import DirectRoute
 PATH: Final = "/fleet/turns"
 """Below the base path: `GET` with `user`, `session`, `exchange` and `after`, a number of events."""
 VIEWS: Final = "/fleet/kpi/"
-"""Below the base path, with the name of a view: what an instance says of itself."""
+"""Below the base path, with the name of a view: the measurements of an instance."""
 MEDIA_TYPE: Final = "application/x-ndjson"
 HEARTBEAT_S: Final = 2.0
-"""After so long without an event an empty line is sent, so that both sides notice where the other has gone."""
+"""After this long without an event an empty line is sent, so that each side notices if the other has gone."""
 SEND_S: Final = 6.0
-"""A peer that takes nothing for so long is cut off."""
+"""A peer that takes nothing for this long is cut off."""
 LINE_BYTES: Final = 64 * 1024
-"""A line ends with the event that makes it so long."""
+"""A line ends with the event that makes it at least this long."""
 View = Callable[[str, Mapping[str, str]], Awaitable[bytes | None]]
-"""The view of a name, as JSON, for the parameters of a request; None where there is none, or they make no sense."""
+"""The view with a name, as JSON, for the parameters of a request; None if there is none, or they are invalid."""
 _NOTHING: Final = b"\n"
 HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store, no-transform")]
 
@@ -37,9 +37,9 @@ HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"n
 class TurnRelay:
     """Lets the other instances of the fleet follow the turns of this one.
 
-    Who asks shows the `token` of this instance, an empty one raises ValueError; `find` gives the turn of an exchange
-    and a user. To everybody else, and of a turn that is not here, it says that there is nothing. Those who follow count
-    as clients of the turn, but not among the streams of its user.
+    Requests carry the `token` of this instance (an empty one raises ValueError); `find` gives the turn of an exchange
+    and a user. Any other request, and one for a turn that is not here, gets 404. Followers count as clients of the
+    turn, but not among the streams of its user.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TurnRelay:
         self._find = find
 
     def knows(self, request: Request) -> bool:
-        """Whether it shows the token of this instance."""
+        """Whether the request carries the token of this instance."""
         shown = header(request.scope["headers"], b"authorization") or ""
         return hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
 
@@ -81,7 +81,7 @@ class TurnRelay:
 
 
 async def _no_view(_name: str, _query: Mapping[str, str]) -> bytes | None:
-    """There is none."""
+    """No such view."""
     return None
 
 
@@ -92,13 +92,13 @@ def relay_routes(
     others: Callable[[Request], Response | None] = lambda _request: None,
     view: View = _no_view,
 ) -> list[BaseRoute]:
-    """The routes of the relay, below the base path. No document names them. `others` gives the answer of another worker
-    of this host, where the token is that one's. Strangers are answered once `refused`, which gets their address,
-    returns. `view` gives what this instance says of itself."""
+    """The routes of the relay, below the base path. They are not in the API document. `others` gives the response of
+    another worker of this host, if the token is that worker's. Strangers are answered once `refused`, which gets their
+    address, returns. `view` gives the measurements of this instance."""
     router = APIRouter(prefix=base, route_class=DirectRoute)
 
     async def elsewhere(request: Request) -> Response | None:
-        """The answer to who does not show our token."""
+        """The response to a request without our token."""
         if relay.knows(request):
             return None
         if (answer := others(request)) is not None:
@@ -200,7 +200,7 @@ class RelayedTurn(Response):
         """Say what has happened without the task, where nobody need wait and the stream goes on."""
         self._due = None
         if self._sending_since:
-            return  # the task says what has come when it has said what it is at
+            return  # the task writes what has come once it has finished its current piece
         if self._send_now is None or self._turn.ended or self._turn.let_go or self._unsent:
             self._wake.set()
             return
@@ -215,11 +215,11 @@ class RelayedTurn(Response):
                 self._wake.set()
             failed = False
         finally:
-            if failed:  # the loop logs what cannot be encoded; its stream cannot go on
+            if failed:  # the loop logs what cannot be encoded; its stream cannot continue
                 self._leave()
 
     def _tick(self, abort: Callable[[], None]) -> None:
-        """Cut off a peer that does not read, and have something said where nothing was since the last tick."""
+        """Cut off a peer that does not read, and send an empty line if nothing was sent since the last tick."""
         if self._sending_since and time.monotonic() - self._sending_since > self._relay.send_s:
             abort()
         elif not self._said:

@@ -1,4 +1,4 @@
-"""The workers of one service on this host: each is reached by a Unix socket, whose name only its token gives."""
+"""The workers of one service on this host: each is reached by a Unix socket, whose name is derived from its token."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ class Siblings:
     """
 
     def __init__(self, directory: Path, *, young_s: float = _YOUNG_S) -> None:
-        """`young_s`: a socket that was made so lately is not taken for one of the dead."""
+        """`young_s`: a socket that is younger than this is not taken for one of a dead worker."""
         self._directory = directory
         self._young_s = young_s
 
@@ -29,7 +29,7 @@ class Siblings:
         self._remove_dead()
         sock = socket.socket(socket.AF_UNIX)
         try:
-            # Not renamed once it listens: what cleans up temporary files knows living sockets by their first name.
+            # Not renamed once it listens: cleaners of temporary files know live sockets by their first name.
             sock.bind(str(self._path(token)))
             sock.listen(_BACKLOG)
         except OSError:
@@ -39,7 +39,7 @@ class Siblings:
         return sock
 
     def find(self, token: str) -> str | None:
-        """The path of the socket of the worker with this token, None where it is none of ours."""
+        """The path of the socket of the worker with this token, None if there is no such worker."""
         path = str(self._path(token))
         return path if os.path.exists(path) else None  # noqa: PTH110 - one call for each turn that is followed
 
@@ -51,7 +51,7 @@ class Siblings:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
                 if time.time() - path.stat().st_mtime < self._young_s:
                     continue  # it may be about to listen
-                probe.setblocking(False)  # one that stands still has a queue that is full, and lives
+                probe.setblocking(False)  # a stopped worker has a full queue, but is alive
                 try:
                     probe.connect(str(path))
                 except ConnectionRefusedError:
