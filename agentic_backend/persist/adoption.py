@@ -1,4 +1,4 @@
-"""Spools of workers that do not come back: a sibling writes to Postgres what they have."""
+"""Spools of workers that do not come back: a sibling writes their content to Postgres."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 DEAD_S: Final = 30.0
-"""A worker that is restarted takes its spool within some seconds; after so long it stays away."""
+"""A worker that is restarted takes its spool within some seconds; after this long it will not come back."""
 
 
 class WritesSpool(Protocol):
@@ -27,7 +27,7 @@ class WritesSpool(Protocol):
 
 
 class Adoption:
-    """Looks for spools beside this worker's own that nobody has, and empties them.
+    """Looks for spools that no worker has, and empties them.
 
     The spools of a service are `base` and `base/worker-N`. One above `workers`, from a start with more of them, belongs
     to nobody; any other one does once it has been free for `dead_s` seconds. `write_out` empties one, and `gone` is

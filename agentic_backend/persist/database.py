@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 LOCK_KEY: Final = 0x7475_726E_7769_7365
 """The advisory lock of migrations: "turnwise" in ASCII."""
 WHILE_WE_ARE_SILENT: Final = {"idle_in_transaction_session_timeout": STATEMENT_TIMEOUT_MS}
-"""An option of connections with transactions: of a process out of reach the server ends one after so long, in
-milliseconds, and nobody waits for its locks. Keepalives alone do not tell: a proxy on the way answers them."""
+"""An option of connections with transactions: after this many milliseconds the server ends a transaction of an
+unreachable process, so that nobody waits for its locks. Keepalives do not suffice: a proxy on the way answers them."""
 BATCH_CONNECTIONS: Final = 2
-"""Of the batcher's pool."""
+"""Connections of the batcher's pool."""
 MIGRATIONS: Final = Migrations(
     scripts=Path(__file__).with_name("migrations"),
     lock_key=LOCK_KEY,

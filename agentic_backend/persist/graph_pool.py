@@ -44,13 +44,14 @@ _INDEX = "CREATE INDEX IF NOT EXISTS {name} ON {table} (session_id)"
 
 
 class GraphPool:
-    """Connects at its first use. Each operation has a connection to itself, and a saver on it: an instance of
-    LangGraph's does one thing at a time. Methods raise psycopg's `Error`."""
+    """Connects at its first use. Each operation has a connection of its own, with a saver on it: an instance of
+    LangGraph's saver does one thing at a time. Methods raise psycopg's `Error`."""
 
     def __init__(
         self, settings: Postgres, metrics: AgenticMetrics, size: int, *, operation_s: float = OPERATION_S
     ) -> None:
-        """`size` is the most connections, `operation_s` the seconds of one operation, but for those of the store."""
+        """`size` is the maximum number of connections, `operation_s` the seconds for one operation, except those of the
+        store."""
         self._operation_s = operation_s
         self._settings = settings
         self._wait = metrics.db_pool_wait(POOL)
@@ -65,8 +66,8 @@ class GraphPool:
     async def connection(self, *, patient: bool = False) -> AsyncIterator[_Connection]:
         """A connection, once LangGraph's tables are there and linked to the sessions.
 
-        Those before it in the queue are waited for up to 15 s: load is no outage. Then the connection is waited for as
-        long as the configuration says (`pool_timeout`), or `patient`ly for up to 15 s.
+        It waits up to 15 s for those before it in the queue: load is not an outage. Then the connection is waited for
+        as long as the configuration says (`pool_timeout`), or `patient`ly for up to 15 s.
         """
         begun = time.perf_counter()
         async with self._slot():
@@ -107,7 +108,8 @@ class GraphPool:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """The right to one of the connections. Without it a wait for other turns would count as one for Postgres."""
+        """A permit for one of the connections. Without it, waiting for other turns would count as waiting for
+        Postgres."""
         try:
             async with asyncio.timeout(_PATIENT_S):
                 await self._slots.acquire()
@@ -159,12 +161,12 @@ class GraphPool:
 
 
 async def _check(connection: _Connection) -> None:
-    """Refuse a connection whose server has gone since it was used: there is something to read from it, its end. To ask
-    the server would cost each operation a round trip."""
+    """Refuse a connection whose server has gone since its last use: then its end can be read from it. Asking the server
+    would cost each operation a round trip."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):
-        await connection.close()  # else the pool would take it for a good one, and hand it out again
+        await connection.close()  # else the pool would take it for a good one, and give it out again
         raise OperationalError("the server has gone")
 
 

@@ -17,11 +17,11 @@ from agentic_backend.agent.interrupts import strict_serializer
 Statement = tuple[str, tuple[Any, ...]]
 
 _LITTLE: Final = 256
-"""Up to this weight parts are encoded on the loop, where that takes less than the way to a thread and back."""
+"""Parts up to this weight are encoded on the loop, where that takes less time than a round trip to a thread."""
 _OBJECT: Final = 4
 """The weight of an object, such as a message; that of anything else is 1."""
 _IN_ROW: Final = (str, int, float, bool, type(None))
-"""Types whose values stand in the row of the checkpoint. Others are blobs beside it."""
+"""Types whose values are stored in the row of the checkpoint. Others are blobs in rows of their own."""
 _SERIALIZER: Final = strict_serializer()
 
 
@@ -89,7 +89,7 @@ def _of_writes(part: WritesPart) -> Iterator[Statement]:
 
 
 def _are_light(parts: Sequence[StatePart]) -> bool:
-    """Whether all that is to be encoded weighs little. It is not looked at further than that."""
+    """Whether everything that is to be encoded weighs little. Counting stops once that is answered."""
     left = [value for part in parts for value in _values(part)]
     weight = 0
     while left:

@@ -13,17 +13,17 @@ from agentic_backend.spool.pending import RANK_LIMIT, Key, Op, Pending, supersed
 from agentic_backend.spool.statements import CUT_MESSAGE_PIECE, FORKS, HISTORY_PAGE, MESSAGE_PIECE
 
 PAGE_BYTES: Final = 256 * 1024
-"""Of the messages of a page, unless it has one alone. A page is in memory three times while it is read."""
+"""Bytes of the messages of a page, unless it has only one. A page is in memory three times while it is read."""
 LARGE_BYTES: Final = 1024 * 1024
-"""A message above this is no page, but read in pieces."""
+"""A message above this size is not part of a page, but read in pieces."""
 PIECE_CHARS: Final = 256 * 1024
-"""Of a large message, read at a time: at most four times as many bytes."""
+"""Characters of a large message that are read at a time: at most four times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A pending turn with the ranks of its messages, and what it supersedes. The messages of a small one are kept, of a
-    large one read again."""
+    """A pending turn with the ranks of its messages, and what it supersedes. The messages of a small turn are kept,
+    those of a large one read again."""
 
     op: Op
     ranks: tuple[int, ...]
@@ -33,7 +33,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What a reading of a session leaves out, or marks: the same from its first page to its last.
+    """What a read of a session leaves out, or marks: the same from its first page to its last.
 
     `superseded` are the parameters by which statements know what to leave out. With `marks`, the forks by which
     superseded messages are marked, they leave out nothing.
@@ -50,7 +50,7 @@ class _Line:
 class HistoryReader:
     """Reads windows of a session's messages, and single ones of any size.
 
-    A page takes a connection for one statement, and none between two pages, however long its reader takes.
+    A page takes a connection for one statement; none is held between two pages, however long its reader takes.
     """
 
     def __init__(self, queries: Queries, pending: Pending) -> None:

@@ -1,4 +1,4 @@
-"""Share links in Postgres. Nothing of them is kept in memory: what one instance revokes is gone for all at once."""
+"""Share links in Postgres. They are not cached: a link that one instance revokes is gone for all at once."""
 
 from typing import Final
 

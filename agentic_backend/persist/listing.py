@@ -18,9 +18,9 @@ from backend_kit.wire import dumps, loads
 _PENDING_BYTES: Final = 1024 * 1024
 """A search covers only this many bytes of the newest pending turns: an outage may leave 512 MiB of them."""
 _SEARCHED_CHARS: Final = 100_000
-"""Of a message, as of the index."""
+"""Characters of a message that are searched, as in the index."""
 _AT_A_TIME: Final = 50
-"""Sessions that are made of their rows before others have their turn of the loop: a millisecond."""
+"""Sessions that are built from their rows before the loop is yielded: a millisecond."""
 _PREFIX_CHARS: Final = 3
 """The least characters of a search's last word for it to match as a prefix: `a` begins a tenth of all words."""
 _SNIPPET_CHARS: Final = 160
@@ -52,7 +52,7 @@ WITH pending AS MATERIALIZED (
 )"""
 _ORDER: Final = "ORDER BY is_pinned DESC, shown_at DESC, session_id"
 _PAGE: Final = f"{_ORDER} LIMIT CAST(:limit AS bigint) OFFSET :offset"
-# Where the list goes on is where a session was in it, whether or not it is there any more.
+# The list continues from the position of a session, whether or not that session still exists.
 _BEHIND: Final = """(CAST(:behind_at AS timestamptz) IS NULL OR is_pinned < CAST(:behind_pinned AS boolean)
     OR is_pinned = CAST(:behind_pinned AS boolean) AND (shown_at < CAST(:behind_at AS timestamptz)
         OR shown_at = CAST(:behind_at AS timestamptz) AND mine.session_id > CAST(:behind_id AS text)))"""
@@ -199,7 +199,7 @@ def _listed(row: AnyRow, ops: Sequence[Op]) -> Session:
 
 
 def _found(row: AnyRow, pending: Sequence[ChatMessage], typed: Sequence[str]) -> Found | None:
-    """Where the words stand: in what is pending, which is newer, or in what is stored. None where only the title has
+    """Where the words were found: in what is pending, which is newer, or in what is stored. None if only the title has
     them."""
     for message in reversed(pending):
         text = message.text[:_SEARCHED_CHARS]

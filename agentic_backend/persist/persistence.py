@@ -58,7 +58,7 @@ class PersistenceRules:
     ack_s: float = 4.0
     """How long a `final` that the disk did not take waits for its commit."""
     many_ack_s: float = 60.0
-    """The same where other instances may take the turn: it either commits or is theirs."""
+    """The same if other instances may take the turn: it either commits or is theirs."""
     spool_s: float = 1.0
     """How long a `final`, or a delete or change whose commit is late, waits for the disk."""
     commit_s: float = 5.0
@@ -214,9 +214,9 @@ class Persistence:
 
     async def write_out(self, lock: SpoolLock) -> bool:
         """Write to Postgres what is in the spool of another process, which has ended, for at most `ADOPT_S`. Turns that
-        it cut off are stored as interrupted. Whether nothing is left there; the lock is released.
+        it cut off are stored as interrupted. Returns whether nothing is left there; the lock is released.
 
-        Raises sqlite3.Error or OSError where it cannot be read.
+        Raises sqlite3.Error or OSError if it cannot be read.
         """
         if not self.database.ready or self.batcher.blocked_by is not None:
             lock.release()

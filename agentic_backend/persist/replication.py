@@ -23,7 +23,7 @@ _CLOSELY_S: Final = 1.0
 _NOW_AND_THEN_S: Final = 5.0
 _MOST: Final = 600
 
-# Everybody may read all of it but `has`, which is null without pg_monitor. A timeline begins with each promotion. Of
+# Everybody may read all of it except `has`, which is null without pg_monitor. A timeline begins with each promotion. Of
 # several standbys the one that has most is promoted; subscribers of logical replication never are.
 LOOK: Final = text("""
 SELECT current_setting('synchronous_standby_names') <> '' AS waits,
@@ -75,7 +75,7 @@ class Replication:
         tasks.spawn("replication", self._run, restart=True)
 
     async def look(self) -> bool:
-        """Publish what is so now; whether to look closely. Raises `DatabaseFault`."""
+        """Publish the current state; returns whether to look closely. Raises `DatabaseFault`."""
         # Counted before the look: what is committed by now is within what Postgres' log has reached.
         at, written = self._clock(), self._written()
         async with self._database.main.connection() as connection:

@@ -1,7 +1,8 @@
-"""What a user may do at all instances together: few things an instance lets them do unasked, more Postgres decides.
+"""What a user may do at all instances together: an instance allows a few things on its own, and beyond that Postgres
+decides.
 
-Of a limit, all instances together let a fifth go without a word. What goes beyond is one conditional statement on one
-row, which the fifth comes on top of: so no user gets more than 1.2 times a limit, and one who is far from it costs
+All instances together allow a fifth of a limit without asking. Anything beyond takes one conditional statement on one
+row, and the fifth comes on top of that: so no user gets more than 1.2 times a limit, and one who is far from it costs
 nothing. While Postgres does not answer, each instance enforces the limits on its own.
 """
 
@@ -64,7 +65,7 @@ SELECT EXISTS (SELECT FROM taken) AS taken,
 """)  # noqa: S608 - constants
 
 _UNTOLD: Final = 0.2
-"""The part of a limit that all instances together let go without telling one another."""
+"""The part of a limit that all instances together allow without asking one another."""
 _AGAIN_S: Final = 1.0
 _SWEEP_S: Final = 3600.0
 _AT_ONCE: Final = 8
@@ -107,7 +108,7 @@ class SharedRate:
             ((taken, tokens),) = await self._shares.queries.fetch("take_share", TAKE_SHARE, values)
         except HistoryUnavailable:
             return 0.0
-        # Of several at once one has taken the last token that all of them have seen.
+        # Of several at once, one has taken the last token that all of them had seen.
         missing = 1.0 - min(1.0, tokens or 0.0)
         return 0.0 if taken else (missing or 1.0) / self._rate
 
@@ -174,12 +175,12 @@ class SharedCount:
         self.some.set()
 
     def note_all(self) -> None:
-        """There are other instances than before, or what they knew of this one is gone."""
+        """The instances have changed, or what they knew of this one is lost."""
         for user_id in (*self._told, *self._held.holders()):
             self.note(user_id)
 
     async def write(self) -> None:
-        """Tell what is due, of a few users at once. Raises `HistoryUnavailable` with the rest of it still due."""
+        """Report what is due, a few users at a time. Raises `HistoryUnavailable` with the rest still due."""
         while self._due:
             some = list(self._due.items())[:_AT_ONCE]
             for user_id, _ in some:
@@ -256,7 +257,7 @@ class SharedLimits:
             self.note_all()
 
     def note_all(self) -> None:
-        """What the others know of this instance may be gone: tell them again."""
+        """What the others know of this instance may be lost: report it again."""
         for count in self._counts.values():
             count.note_all()
 
@@ -265,7 +266,7 @@ class SharedLimits:
         self._counts["sockets"].note_full(user_id)
 
     async def write(self) -> None:
-        """Tell what is due, until cancelled. Spawn it with `restart=True`."""
+        """Report what is due, until cancelled. Spawn it with `restart=True`."""
         await try_again(self.forget_earlier, HistoryUnavailable, lambda _failure, _attempts: _AGAIN_S)
         self.note_all()
         async with asyncio.TaskGroup() as group:

@@ -96,7 +96,7 @@ class PostgresSessionStore:
             made = await self._queries.fetch("create_session", CREATE_SESSION, values)
         finally:
             self._creating.release()
-        # One that was there may have exchanges, which the cache would never see.
+        # A session that existed may have exchanges, which the cache would never see.
         if made and made[0].is_new and session.next_rank == 0:
             self._cache.begin((session.id, session.user_id))
         if not made:
@@ -157,7 +157,7 @@ class PostgresSessionStore:
         session = await self.get(session_id, user_id)
         if session is None:
             return None
-        # Who names or pins a conversation does not use it: it stays where it was in the list.
+        # Naming or pinning a conversation does not count as using it: it stays where it was in the list.
         at = session.updated_at if by_person else utc_now()
         named = True if by_person and title is not None else None
         change = Change((session_id, user_id), at, title, preferences, pinned, named)

@@ -27,12 +27,12 @@ from backend_kit.db.pool import AnyRow
 from backend_kit.wire import dumps, loads
 
 _AT_A_TIME: Final = 50
-"""Threads that are made of their rows before others have their turn of the loop: a millisecond."""
+"""Threads that are built from their rows before the loop is yielded: a millisecond."""
 
 # pending   what the user's pending turns leave: it counts where no later turn is stored already
 # running   what runs here
 # lease     what another instance runs, but for a turn whose end is pending here: then only the lease is open still
-# The newest message says the state of a thread. A subquery that a statement does not use is not run.
+# The newest message determines the state of a thread. A subquery that a statement does not use is not run.
 _MINE: Final = """
 WITH pending AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(:pending) AS p(session_id text, updated_at timestamptz, version bigint,
@@ -97,8 +97,8 @@ _KEYS: Final[dict[SortBy, str]] = {
 
 
 def _search(found: str, key: str, order: SortOrder) -> TextClause:
-    """Only what the order needs is read of each thread, the rest of those on the page. One row without a thread where
-    there is none: it has the total."""
+    """For each thread only what the order needs is read, the rest only for those on the page. If there is none, one row
+    without a thread has the total."""
     by = f"{order.upper()}, {{}}session_id"
     return text(f"""{_MINE}, matching AS MATERIALIZED (
     SELECT session_id, {key} AS place FROM mine WHERE {found}
@@ -288,11 +288,11 @@ class PostgresThreads:
         return None
 
     async def _written(self, key: Key) -> None:
-        """Return once Postgres has what is pending of a session. Raises `HistoryUnavailable` if that takes long."""
+        """Return once Postgres has everything pending of a session. Raises `HistoryUnavailable` if that takes long."""
         ops = self._pending.ops(key)
         if not ops:
             return
-        # A change that changes nothing: it is committed behind all of them.
+        # A change that changes nothing: it is committed after all of them.
         at = max((one.updated_at for one in _left_by(ops)), default=utc_now())
         committed, _ = self._batcher.change(Change(key, at))
         try:
