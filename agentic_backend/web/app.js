@@ -29,7 +29,7 @@ export class App {
   socket;
   view;
   navigation;
-  /** Whether the person may go on; false where they are on the way to sign in, or were told why not. */
+  /** Whether the person may continue; false if they are being sent to sign in, or saw why they may not. */
   entered = Promise.resolve(false);
   login;
   state = new PageState();
@@ -144,7 +144,7 @@ export class App {
     this.list.loadSessions();
   }
 
-  /** Not where the server closed on purpose: two tabs would throw each other out for ever. */
+  /** Not if the server closed on purpose: two tabs would throw each other out endlessly. */
   wake() {
     if (this.socket.state === "asleep" || this.socket.state === "waiting") this.socket.connect();
   }

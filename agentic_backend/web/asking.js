@@ -43,7 +43,7 @@ export class Asking {
   /** @param {string} text */
   async send(text) {
     if (!(await this.#app.entered)) return;
-    if (this.#app.agents.chosenAgentId === null) await this.#app.agents.agentsLoaded; // who asks at once is not told that there is none
+    if (this.#app.agents.chosenAgentId === null) await this.#app.agents.agentsLoaded; // an early question waits for the agents
     if (this.#sending || this.#app.state.current?.running !== undefined) return;
     const agentId = this.#app.agents.chosenAgentId;
     if (agentId === null) {

@@ -139,7 +139,7 @@ export class AttachmentBar {
     return el("li", {}, picture, nameOf(attachment.name), hint, remove);
   }
 
-  /** The list is drawn anew with each change, and an image is fetched once. @param {Attachment} attachment */
+  /** The list is redrawn with each change, but an image is fetched once. @param {Attachment} attachment */
   #pictureOf(attachment) {
     const button = this.#pictures.get(attachment.id) ?? pictureButton(attachment, this.#actions.picture);
     this.#pictures.set(attachment.id, button);

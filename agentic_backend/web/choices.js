@@ -1,4 +1,4 @@
-/** What a person has chosen for this browser: kept here, and told to whoever shows it (`turnwise.choice`). */
+/** What a person has chosen for this browser: kept here, and announced to all that show it (`turnwise.choice`). */
 
 /**
  * @typedef {"system"|"light"|"dark"} Theme
@@ -8,7 +8,7 @@
 const THEME_KEY = "turnwise.theme"; // theme.js reads it, too
 const ENTER_KEY = "turnwise.enter";
 
-/** Told on `window` after each choice. */
+/** Dispatched on `window` after each choice. */
 export const CHOICE = "turnwise.choice";
 
 /** @returns {Theme} */

@@ -68,7 +68,7 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 /**
- * Appends children, arrays of them included, one by one: an engine takes only so many arguments.
+ * Appends children, arrays of them included, one by one: engines limit the number of arguments.
  * @template {Element} T
  * @param {T} node
  * @param {Child[]} children

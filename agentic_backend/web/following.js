@@ -5,7 +5,7 @@
  * that it has. Where the server runs it again, what was shown of the answer is replaced. Where the server knows nothing of
  * it, or was itself restarted in the middle of the answer and does not run it again, the page looks into the history and,
  * where nothing else was asked since, asks again under the same id, which the server answers once. Tabs of one browser
- * tell each other of running turns, and each follows them by itself.
+ * tell each other about running turns, and each follows them on its own.
  */
 
 /**
@@ -252,7 +252,7 @@ export class Following {
   }
 
   /**
-   * Another tab opened a conversation, and is told what runs there; or it has a turn running in one that is open here.
+   * Another tab opened a conversation, and gets what runs there; or it has a turn running in one that is open here.
    * @param {{open?: string, running?: Snapshot}} told
    */
   #onTab({ open, running }) {
@@ -280,7 +280,7 @@ export class Following {
   }
 }
 
-/** What a screen reader is told of a turn's end. @type {Partial<Record<Status, string>>} */
+/** What a screen reader announces at a turn's end. @type {Partial<Record<Status, string>>} */
 const ENDINGS = {
   done: t("done"),
   cancelled: t("cancelled"),

@@ -36,7 +36,7 @@ import { argumentsProblem, MISSING } from "./texts.js";
  *
  * @typedef {object} Field a part of the form
  * @property {HTMLElement} node
- * @property {() => Answer|null} read null where something is missing; then that is said in place
+ * @property {() => Answer|null} read null if something is missing, which is then shown in place
  * @typedef {object} Card
  * @property {HTMLElement} node
  * @property {() => void} unlock lets the person answer once more, from what they had said
@@ -518,7 +518,7 @@ function parsed(text) {
   }
 }
 
-/** The place below a control where it is said what is wrong with it. */
+/** The place below a control for what is wrong with its value. */
 function problemOf() {
   const node = el("p", { class: "problem", id: newId("problem"), role: "alert" });
   /** @param {string} text "" for nothing @param {HTMLElement[]} controls */

@@ -119,7 +119,7 @@ export class Login {
     }, () => location.reload());
   }
 
-  /** After the service refused the token: whether there is a newer one. Where not, the person was told. */
+  /** After the service refused the token: whether there is a newer one. If not, the person has been informed. */
   renew() {
     this.#renewing ??= this.#renew().finally(() => {
       this.#renewing = null;

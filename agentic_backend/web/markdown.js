@@ -82,7 +82,7 @@ function renderBlock(block, cite) {
  *
  * Appended text can change the last block and, while that one has no two whole lines, the block before it (`#` may be
  * a heading now and `#tag`, part of the paragraph above, after the next token): all before them are parsed once. Of
- * those, only what has another text is rendered anew. The result is node for node what `render(parse(text))` gives.
+ * those, only what has changed is rendered again. The result is node for node what `render(parse(text))` gives.
  */
 export class MarkdownStream {
   #container;

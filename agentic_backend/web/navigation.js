@@ -99,7 +99,7 @@ export class Navigation {
     this.#places.leave();
     const match = /^#\/c\/([\w-]{1,64})(?:\/(\d{1,9}))?$/.exec(location.hash);
     const rank = match?.[2] === undefined ? null : Number(match[2]);
-    // Whoever comes back to the address, or shares it, means the conversation; the same place can be gone to again.
+    // An address that is kept or shared means the conversation; the same message can be opened again.
     if (rank !== null) history.replaceState(null, "", `#/c/${match?.[1]}`);
     this.#open(match === null ? null : match[1], rank);
   }

@@ -3,7 +3,7 @@
 /** @import { Api } from "./api.js" */
 import { ApiError } from "./api.js";
 
-/** @typedef {{ms: number, count: number}} Pace the median of so many answers */
+/** @typedef {{ms: number, count: number}} Pace the median of `count` answers */
 
 /** A day's median does not change with every answer. */
 const READ_AGAIN_MS = 60_000;

@@ -49,10 +49,10 @@ const t = catalogue({
  * @typedef {object} Place
  * @property {string} name of its address
  * @property {() => string} title
- * @property {string|null} permission without which nobody is led there; null for everybody
+ * @property {string|null} permission that is needed for a link to it; null: none
  * @property {string|null} [style] its style sheet below web/
  * @property {boolean} [listed] false for one that only an address leads to
- * @property {(rest: string) => boolean} [open] whether such an address is shown to whoever comes, before they sign in
+ * @property {(rest: string) => boolean} [open] whether such an address is shown to everybody, before they sign in
  * @property {() => Promise<{show: (host: HTMLElement, page: Page, rest: string) => () => void}>} load
  */
 

@@ -237,7 +237,7 @@ export class Turn {
   }
 
   /**
-   * The same without anything that was heard of it: to be told from its first event.
+   * The same without anything that was received: to be read from its first event.
    * @returns {Snapshot}
    */
   outline() {
@@ -359,7 +359,7 @@ export class Turn {
   /**
    * Takes one numbered event of this exchange. An event that was seen before changes nothing.
    *
-   * Except as the first one after `expectReplay`: then the turn is told anew and what was known of it is dropped. The
+   * Except as the first one after `expectReplay`: then the turn is replayed and what was known of it is dropped. The
    * server joins fragments that have piled up, so a replayed fragment need not end where one ended the first time.
    * @param {Event} event
    * @param {number} now

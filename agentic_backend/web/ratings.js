@@ -18,7 +18,7 @@ export class Ratings {
   }
 
   /**
-   * Rates an answer, or takes the rating back where it is the one that it has and nothing more is said.
+   * Rates an answer, or takes the rating back if it is the current one and nothing else is given.
    * @param {Turn} turn
    * @param {number} rating
    * @param {Opinion|null} said

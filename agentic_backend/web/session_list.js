@@ -21,7 +21,7 @@ const t = catalogue({
   },
 });
 
-/** The session that was deleted as the page was left: the next load may be told of it before that is done. */
+/** The session that was deleted as the page was left: the next load may still list it before that is done. */
 const LEFT_KEY = "turnwise.deleted.left";
 /** How many sessions the page asks for at once. */
 const PAGE = 50;

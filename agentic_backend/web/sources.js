@@ -79,7 +79,7 @@ export function placeText({ section, page }) {
  * The marker of a source in an answer.
  * @param {number} number
  * @param {Frames.SearchHit} source
- * @param {OpenSource} open is told the sentence that the marker stands behind, so that
+ * @param {OpenSource} open gets the sentence that the marker follows, so that
  * the reader can show which one of the passage it rests on
  */
 export function citationButton(number, source, open) {

@@ -165,7 +165,7 @@ function isDecision({ role, message }) {
 }
 
 /**
- * The parts of a message that are not its text. An image is a link: nothing of an answer loads by itself.
+ * The parts of a message that are not its text. An image is a link: nothing in an answer loads automatically.
  * @param {Frames.Part} part
  * @returns {HTMLElement[]}
  */

@@ -1,4 +1,4 @@
-/** What the service has told this page about itself, for the modules that only read it: its limits and its currency. */
+/** What the page knows of the service, for the modules that only read it: its limits and its currency. */
 
 /**
  * @typedef {object} Limits of the service; 0 where there is none

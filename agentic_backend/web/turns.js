@@ -355,7 +355,7 @@ export class AnswerItem {
 
   /** @param {Item} item @param {Frames.SearchHit[]} sources */
   update(item, sources) {
-    // They come before the text; in a turn that is told anew, or from storage, they may come with or after it.
+    // They come before the text; in a turn that is replayed, or from storage, they may come with or after it.
     if (!sameSources(sources, this.#sources)) this.#stream.reset();
     this.#sources = sources;
     this.#stream.update(item.text);

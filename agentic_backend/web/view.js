@@ -370,7 +370,7 @@ export class View {
   }
 
   /**
-   * Another version has come onto the screen: the keyboard stays at the switch, and is told which one it is.
+   * Another version is on the screen now: the focus stays at the switch, which announces the version.
    * @param {Turn} turn
    * @param {-1|1} step
    */
@@ -502,7 +502,7 @@ export class View {
     picker.hidden = choices.length < 2;
   }
 
-  /** A list that is closed shows the chosen one alone, with its own words. */
+  /** A closed list shows only the chosen entry, with its description. */
   #describeModel() {
     const { model } = this.#nodes;
     const about = model.selectedOptions[0]?.title ?? "";
@@ -738,7 +738,7 @@ export class View {
 }
 
 /**
- * Whether the Enter key sends, rather than begins a new line: by itself or with Ctrl, as the person has chosen.
+ * Whether the Enter key sends rather than begins a new line: alone or with Ctrl, as the person has chosen.
  * @param {KeyboardEvent} event
  */
 function isToSend({ shiftKey, ctrlKey, metaKey }) {

@@ -25,7 +25,7 @@ const MAX_STRETCH = 3;
 /**
  * @typedef {{name: string, startMs: number, ms: number, word: string}} Bar
  * @typedef {{totalMs: number, firstTokenMs: number|null, median: Median|null}} Marks
- * @typedef {{ms: number, count: number, agent: string}} Median of so many answers of an agent in the last day
+ * @typedef {{ms: number, count: number, agent: string}} Median of `count` answers of an agent in the last day
  */
 
 /**

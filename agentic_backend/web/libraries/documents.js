@@ -74,7 +74,7 @@ export class Documents {
     this.#timer = setTimeout(() => this.#again(), ms);
   }
 
-  /** Reads the list anew; and again while one of them is being read. */
+  /** Reloads the list, and repeats that while one of them is being read. */
   reload() {
     clearTimeout(this.#timer);
     this.#reads += 1;

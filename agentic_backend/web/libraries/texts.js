@@ -241,7 +241,7 @@ export const t = catalogue({
   },
 });
 
-/** Why a file was refused, by the service's own words (docs/search.md#ingestion). */
+/** Why a file was refused, by the service's reason (docs/search.md#ingestion). */
 const reason = catalogue({
   en: {
     unsupported_type: "files of this type are not read.",

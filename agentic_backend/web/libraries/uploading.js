@@ -107,7 +107,7 @@ const LASTING = new Set([
   ...["unpacks_too_large", "too_large", "missing_filename", "ambiguous", "schema_mismatch", "forbidden", "http_404"],
 ]);
 
-/** The uploads of this page, by library. `changed` is told of each change of one of them. */
+/** The uploads of this page, by library. `changed` is called for each change of one of them. */
 export class Uploading {
   #library;
   /** @type {Upload[]} */

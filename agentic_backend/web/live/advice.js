@@ -93,7 +93,7 @@ const CAUSES = /** @type {const} */ ([
 ]);
 
 /**
- * The name of a cause, why it bounds, and what to do. One that a newer service has is told by its own name.
+ * The name of a cause, why it bounds, and what to do. A cause that only a newer service knows is shown by its own name.
  * @param {string} cause `bound_by` of a verdict
  */
 export function advice(cause) {

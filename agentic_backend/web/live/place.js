@@ -194,7 +194,7 @@ class LiveView {
   #showBound({ verdict, steps }) {
     const { name, why, todo } = advice(verdict.bound_by);
     const told = t("limits", { name });
-    // What has not changed is not said again.
+    // What has not changed is not announced again.
     if (this.#bound.textContent !== told) this.#bound.replaceChildren(told);
     const next = advice(verdict.next).name;
     const words = { share: share(verdict.share), ms: milliseconds(verdict.ms_per_turn), next, nextShare: share(verdict.next_share) };

@@ -25,7 +25,7 @@ const MAX_KEPT = 300;
 /** Without `trust`, what leads elsewhere is refused; sizes are bounded in em and points, macros by their number. */
 const LIMITS = { throwOnError: true, trust: false, strict: false, maxSize: [20, 200], maxExpand: 200 };
 
-/** A few macros of one's own can become a text of any length; answers have no use for them. */
+/** A few custom macros can expand to a text of any length; answers have no use for them. */
 const DEFINES = /\\(?:[gex]?def|let|futurelet|global|long|(?:new|renew|provide)command|DeclareMathOperator)(?![a-z])/i;
 
 const ELEMENTS = new Set([

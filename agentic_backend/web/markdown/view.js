@@ -26,7 +26,7 @@ export function loadMarkdown() {
   return loading;
 }
 
-/** Shows a text that grows. Tells the nodes around it with `grown` when it becomes larger by itself. */
+/** Shows a text that grows. Dispatches `grown` when it becomes larger without a new text. */
 export class MarkdownView {
   #container;
   #cite;

@@ -197,7 +197,7 @@ class UsageView {
     return this.#page.api.call("GET", `${path}?${new URLSearchParams({ first, last, zone })}`, undefined, DEADLINE_MS);
   }
 
-  /** The names of agents by their ids; an agent that is gone is told by its id. */
+  /** The names of agents by their ids; an agent that is gone is shown by its id. */
   async #readNames() {
     const agents = await this.#page.api.agents();
     return new Map(agents.map(({ id, name }) => [id, name]));
