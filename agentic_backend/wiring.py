@@ -413,7 +413,7 @@ def turn_limits(settings: AgenticSettings) -> TurnLimits:
 
 
 def _turns_per_model(settings: AgenticSettings) -> int:
-    """At most so many turns of one model at once; 0 = no bound: that is for several."""
+    """The most turns of one model at once; 0 = no bound, since one is needed only for several models."""
     limits = settings.limits
     if limits.model_share == 1 or len(settings.ai.models_in_use) < 2:
         return 0

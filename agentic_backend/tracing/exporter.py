@@ -109,15 +109,15 @@ class TraceExporter:
         tasks.spawn("trace-export", self._run, restart=True)
 
     def has_room(self, spans: int) -> bool:
-        """Whether so many spans may wait; else they count as dropped, and need not be encoded."""
+        """Whether this many spans may wait; else they count as dropped, and need not be encoded."""
         if self._spans + spans <= self._rules.max_queue:
             return True
         self._drop("queue_full", spans)
         return False
 
     def offer(self, encode: Callable[[], bytes], spans: int) -> None:
-        """Queue a turn with so many spans, for which there is room. `encode` gives them, once, when they are about to
-        be sent."""
+        """Queue a turn with `spans` spans, for which there is room. `encode` is called once, when they are about to be
+        sent."""
         self._queue.append(_Waiting(encode, spans))
         self._spans += spans
         self._arrived.set()
@@ -176,7 +176,7 @@ class TraceExporter:
         bodies: list[bytes] = []
         for number, one in enumerate(first, 1):
             if one.body is None:
-                one.body = b""  # one that cannot be encoded must not be tried for ever
+                one.body = b""  # one that cannot be encoded must not be tried endlessly
                 one.body = one.encode()
                 if number % _ENCODED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ class TraceExporter:
         return _Batch(self._wrap(b"".join(bodies)), spans)
 
     def _take(self, spans: int) -> None:
-        """Take the first so many spans out of the queue."""
+        """Take the first `spans` spans out of the queue."""
         left = spans
         while left > 0:
             left -= self._queue.popleft().spans

@@ -222,7 +222,7 @@ def _template(phase: str, model: str) -> bytes:
 
 
 def _with_use(phase: str, use: Spent) -> bytes:
-    """The same of a model call that told its tokens."""
+    """The same for a model call that reported its tokens."""
     return _headed(_known(phase, use.model) + _attributes(_used([use])))
 
 
@@ -297,7 +297,7 @@ def _varint(number: int) -> bytes:
 
 
 def _used(spent: Sequence[Spent]) -> dict[str, int | float]:
-    """What model calls took; empty where none told it."""
+    """The tokens of model calls; empty if none reported any."""
     if not spent:
         return {}
     read = wrote = cached = reasoned = 0

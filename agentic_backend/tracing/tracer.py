@@ -39,7 +39,7 @@ class Sampling:
                 return True
             case "always_off":
                 return False
-        # The right half of the id is what is random in it; whoever goes by the same ratio decides the same.
+        # The right half of the id is its random part; every sampler with the same ratio decides the same.
         return int(trace_id[16:], 16) < self.ratio * _SPACE
 
     def keep(self, sampled: bool, *, failed: bool, total_ms: float) -> bool:

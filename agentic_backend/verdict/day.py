@@ -117,7 +117,7 @@ Tallies = dict[tuple[Kind, str], KeptTally]
 class DayStep:
     """A period of the day. `time` without its latencies; of each level of `LEVELS` the greatest value in it.
 
-    `ended_at` is in seconds since the epoch. `told` is for whoever computes something of a step that has ended once.
+    `ended_at` is in seconds since the epoch. `told` caches what is computed once from a step that has ended.
     """
 
     ended_at: float
@@ -137,7 +137,7 @@ class _Tier:
 
 
 class NewestLedgers:
-    """What is told of the newest turns, by exchange: at most 2,000, and 8 MB of them."""
+    """What is shown of the newest turns, by exchange: at most 2,000, and 8 MB of them."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, bytes] = OrderedDict()

@@ -145,8 +145,8 @@ def attributed(seen: Slice) -> dict[Cause, float]:
 
 
 def _lateness(seen: Slice, hops: int, thread_hops: int, most_ms: float) -> tuple[float, float]:
-    """(what so many passes of the loop, and of other threads, add to a wait, at most all of it; of that for want of a
-    core). Other threads have no lateness of their own."""
+    """(what this many passes of the loop, and of other threads, add to a wait, at most all of it; the part of that for
+    lack of a core). Other threads have no lateness of their own."""
     hungry = (hops + thread_hops) * seen.core_wait_ms
     late = hops * seen.own_lag_ms + hungry
     scale = min(1.0, most_ms / late) if late > 0 else 0.0

@@ -28,7 +28,7 @@ class Windows:
         self.undelivered: Callable[[], Iterable[float]] = tuple
         """Seconds for which the ends of turns have waited for their readers; set by the owner of the sockets."""
         self.day: Day = Day()
-        """The same in longer steps, which whoever closes a slice feeds; another one after `restart`."""
+        """The same in longer steps, fed whenever a slice is closed; a new one after `restart`."""
         self.ledgers: Final = NewestLedgers()
         self._now = Slice()
         self._kept: deque[tuple[int, Slice]] = deque(maxlen=KEPT_S)
