@@ -86,7 +86,7 @@ def _text(raw: io.RawIOBase) -> io.TextIOWrapper:
 
 
 class LogStream(io.RawIOBase):
-    """A descriptor to which lines are written without ever waiting for whoever reads it.
+    """A descriptor to which lines are written without ever waiting for its reader.
 
     A pipe whose reader has stopped (a log shipper that hangs, a terminal after Ctrl-S) takes 64 KiB, and the next line
     would hold the event loop, health checks included, until the reader goes on. Here such a line waits `patience_s`
@@ -123,7 +123,7 @@ class LogStream(io.RawIOBase):
 
     def _write(self, whole: bytes) -> None:
         for begin in range(0, len(whole), select.PIPE_BUF):
-            # Ready is a pipe with room for so many bytes.
+            # A pipe is ready if it has room for this many bytes.
             if not self._poll.poll(0 if self._lost else self._patience_ms):
                 self._lost += 1
                 break

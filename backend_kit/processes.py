@@ -146,7 +146,7 @@ def open_descriptors(process: psutil.Process) -> int | None:
         found = process.num_fds()
     except (psutil.Error, OSError, AttributeError):
         return None
-    # To list one's own takes one more, for as long as that lasts.
+    # Listing our own descriptors takes one more, while that lasts.
     return found - 1 if process.pid == os.getpid() else found
 
 

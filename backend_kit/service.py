@@ -269,7 +269,7 @@ class Service(ABC, Generic[Config, State]):
     def _begin_measuring(self, state: State, status: str) -> None:
         """Begin to measure, if that is not done: what the start costs itself would be in the first windows.
 
-        Before anybody is told that the service is ready: what they do then counts.
+        Called before the service reports that it is ready: what happens after that is measured.
         """
         times, self._times = self._times, None
         if times is not None:

@@ -133,7 +133,7 @@ class Workers:
             hopeless = code in (EXIT_REFUSED, EXIT_NOT_STARTED)
             at_the_start, first = first, False
             if hopeless or quick >= GIVE_UP_AFTER:
-                # What is refused at the start of the service is refused to whoever started it.
+                # A failure at the start of the service is passed on to the process that started it.
                 if (hopeless and at_the_start) or not self._another_serves(number):
                     self.stop(code if hopeless else 1)
                     return

@@ -258,7 +258,7 @@ class _Place:
 class Pace:
     """How often each user may do something: `per_s` times a second on average, `burst` times at once.
 
-    Who comes too early is told how long to wait, and has their place in time: those who come later wait longer.
+    A caller that comes too early gets the time to wait, and keeps their place: those who come later wait longer.
     """
 
     def __init__(self, per_s: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -245,7 +245,7 @@ class ApiKeys:
             await self.look()
 
     async def look(self) -> None:
-        """One round of `follow`. A database that is away is logged, and whoever waits is told."""
+        """One round of `follow`. If the database is away, that is logged, and those who wait get the error."""
         self._asked.clear()
         wanted, self._wanted = self._wanted, {}
         self._let_go()

@@ -22,7 +22,7 @@ class Callers:
         self.tokens = tokens
         self.keys = keys
         self.on_known: Callable[[Identity], None] = lambda _caller: None
-        """Is told of every caller who was let in."""
+        """Called with every caller who was let in."""
         self.agents_of: Callable[[Identity], Callable[[str], bool]] = lambda _caller: any_agent
         """Says which agents a caller may use: their `uses`."""
 

@@ -145,7 +145,7 @@ def key_pool(settings: Postgres, metrics: PoolMetrics) -> Pool:
 
 
 def _moment(at: float) -> datetime:
-    """As whoever shows the record says it: to_timestamp rounds some times to another microsecond."""
+    """The time as the record shows it: to_timestamp rounds some times to another microsecond."""
     return datetime.fromtimestamp(at, UTC)
 
 

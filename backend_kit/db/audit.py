@@ -141,7 +141,7 @@ class AuditMetrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AuditRules:
-    """How long events are kept, in days (0: for ever), and the bounds of their writing."""
+    """How long events are kept, in days (0: without limit), and the bounds of writing them."""
 
     days: int = 0
     linger_s: float = 0.2

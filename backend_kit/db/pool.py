@@ -216,7 +216,7 @@ class TimedConnection:
 
     @asynccontextmanager
     async def _answer(self, op: str, text: str) -> AsyncIterator[_Answer]:
-        """Wait for the server in the block, timed, and not for ever."""
+        """Wait for the server in the block, timed and with a deadline."""
         answer = _Answer()
         waited_s, self._waited_s = self._waited_s, 0.0
         begun = time.perf_counter()

@@ -37,7 +37,7 @@ class Machine:
     @classmethod
     def here(cls, memory_limit: Path = _MEMORY_LIMIT) -> "Machine":
         """This one, as far as this process may use it. `memory_limit` is the file of cgroup v2."""
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a service raises its soft limit by itself
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a service raises its soft limit itself
         files = _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
         return cls(files, usable_cores(), min(psutil.virtual_memory().total, _limit_in(memory_limit)))
 

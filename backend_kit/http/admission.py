@@ -32,9 +32,9 @@ class Cost(StrEnum):
     FREE = "free"
     """Bounded elsewhere: sockets, what instances say to each other."""
     HEALTH = "health"
-    """What probes ask, and whoever else likes: in turn by address."""
+    """Health routes, for probes and everybody else: in turn by address."""
     PAGE = "page"
-    """A file or a word for everybody: in turn by address, which a whole office may share."""
+    """A file or a short answer for everybody: in turn by address, which a whole office may share."""
     CHEAP = "cheap"
     """A moment of the loop."""
     READ = "read"
@@ -46,7 +46,7 @@ class Cost(StrEnum):
     TURN = "turn"
     """A turn, which has an admission of its own: here only until its answer begins, for a tenth of a second at most."""
     RESUME = "resume"
-    """A turn that is told again from history, through whichever door."""
+    """A turn that is replayed from history, through any door."""
     UPLOAD = "upload"
     """A body that may be large, and what becomes of it."""
 
@@ -132,8 +132,8 @@ class RouteAdmission:
         clock: Callable[[], float] = time.monotonic,
         kept_s: Mapping[Cost, float] = KEPT_S,
     ) -> None:
-        """`pause` waits so many seconds of `clock`; `kept_s` as `KEPT_S`. Where `verifier` takes any token, all callers
-        are one user: then only what is bounded in all holds."""
+        """`pause` waits a number of seconds of `clock`; `kept_s` as `KEPT_S`. If `verifier` accepts any token, all
+        callers are one user, and only the total bounds hold."""
         self.verifier = verifier
         self.kept_s = kept_s
         self.metrics = AdmissionMetrics(registry)

@@ -104,7 +104,7 @@ class HardenedHttp(H11Protocol):
     def on_gone(self, callback: Callable[[], None] | None) -> None:
         """Call this when the connection ends, at once if it has, instead of what was to be called; None: nothing.
 
-        Whoever sets one takes it back at the end of the answer: the connection may be used for another.
+        The code that sets one must remove it at the end of the response: the connection may be reused.
         """
         self._when_gone = callback
         if self._gone and callback is not None:

@@ -239,7 +239,7 @@ def serve(
     """
     raise_descriptor_limit()
     server = build_server(app, drain, settings, metrics)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else whoever started us wants it ignored: nohup
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else our parent wants it ignored: nohup
         signal.signal(signal.SIGHUP, server.handle_exit)
     logger.info("listening on http://%s:%d", *sock.getsockname()[:2])
     server.run(sockets=[sock, *beside])

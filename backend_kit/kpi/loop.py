@@ -76,7 +76,7 @@ class Senses:
     cpu_clock_of: Callable[[int], Callable[[], float | None]] = cpu_clock_of
     sight: Callable[[asyncio.AbstractEventLoop, int], Sighting] = sight
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
-    """Waits for an event of the monitor's thread, for so many seconds at most."""
+    """Waits for an event of the monitor's thread, for at most that many seconds."""
     cores_of: Callable[[int], CoreWaits] = CoreWaits
 
 
@@ -332,7 +332,7 @@ class LoopMonitor:
 
     def _beat(self) -> None:
         self._check_beat()
-        # At rest the next answer comes first, and arms it anew, unless the GIL is held.
+        # At rest the next answer comes first, and arms it again, unless the GIL is held.
         self._arm(self._rest_s / 2 + self._interval if self._resting and not self._was_late else self._interval)
 
     def _check_beat(self) -> None:

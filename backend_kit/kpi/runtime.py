@@ -100,7 +100,7 @@ class KpiRuntime:
         return self
 
     def begin(self, line: str) -> None:
-        """Measure from now on; on the loop's thread. `line` is what is said of the start."""
+        """Measure from now on; on the loop's thread. `line` is the log line about the start."""
         self.loop.start()
         self.summary.begin(line)
 

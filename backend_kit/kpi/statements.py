@@ -106,5 +106,5 @@ def normalized(text: str) -> str:
 
 
 def _name(piece: re.Match[str], number: int) -> str:
-    """What a parameter is told apart by: `%s` has no name, each is another one."""
+    """What distinguishes a parameter: `%s` has no name, so each one is different."""
     return f"%s {number}" if piece[0] == "%s" else piece[0]

@@ -40,7 +40,7 @@ class BadArguments(ServiceError):
 
 
 def caller_of(ctx: Context) -> Identity:
-    """Whoever sent this message, as the door has verified it; not whoever has opened the session."""
+    """The sender of this message, as verified by the door; not the user who opened the session."""
     return cast("Identity", getattr(_request(ctx).state, CALLER))
 
 

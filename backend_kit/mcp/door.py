@@ -55,7 +55,7 @@ class McpDoor:
         *,
         limit_hit: Callable[[str], None] = lambda _limit: None,
     ) -> None:
-        """`limit_hit` is told which limit has refused a request: `mcp_sessions`."""
+        """`limit_hit` is called with the limit that has refused a request: `mcp_sessions`."""
         # The SDK logs what clients send; what fails in our handlers is logged by `guarded`.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         server.middleware[:] = [guarded]

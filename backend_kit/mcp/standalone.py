@@ -1,8 +1,8 @@
 """One request of a client of the protocol of 2026-07-28, which stands for itself: read, served and answered.
 
 The SDK checks and serves it. Its own entry sends each message through a model, a stream of anyio, another task and all
-middleware of the service (docs/perf-log.md); here it is written where it is said. That both answer alike is held by
-`tests/contracts/test_mcp.py`.
+middleware of the service (docs/perf-log.md); here it is written directly. `tests/contracts/test_mcp.py` checks that
+both answer alike.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class StandaloneRequest:
         params: Mapping[str, Any] | None,
         opts: CallOptions | None = None,  # noqa: ARG002 - of the protocol
     ) -> None:
-        """Tell the client something while it waits for the result, if it can be told anything before that."""
+        """Notify the client while it waits for the result, if it accepts notifications before that."""
         if self._rules.json_only:
             return
         told = {"jsonrpc": "2.0", "method": method}
@@ -164,7 +164,7 @@ class StandaloneRequest:
         await self.notify("notifications/progress", params)
 
     def cut(self) -> None:
-        """End it now: its client is told that the service ends."""
+        """End it now: its client gets the error that the service ends."""
         if not self._cut.expired():
             self._cut.reschedule(self._loop.time())
 

@@ -111,7 +111,7 @@ class App(Section):
 
     @model_validator(mode="after")
     def _ports_are_apart(self) -> "App":
-        """Refuse what each process of the service would find out by itself, and blame on another program."""
+        """Refuse what each process of the service would find out on its own, and blame on another program."""
         ports = self.metrics_ports
         if not self.metrics_enabled:
             return self
@@ -229,7 +229,7 @@ class Audit(Section):
     """The audit log: a table of the service that is only added to."""
 
     retention_days: Annotated[int, Field(ge=0, le=36_500)] = 0
-    """Days after which an event is deleted; 0 = kept for ever. The newest day is never deleted."""
+    """Days after which an event is deleted; 0 = never. The newest day is never deleted."""
     repeat_min: Annotated[int, Field(ge=1, le=10_080)] = 60
     """Minutes in which a caller's further requests are no new sign-in, and their further reads of the same library or
     document no new read, in one process."""
