@@ -42,7 +42,7 @@ from knowledge_flow_backend.settings import (
 
 _MIB = 1024 * 1024
 _RESERVED: Final = 8
-"""Of so many places, one is for users who hold none."""
+"""One of this many slots is for users who hold none."""
 _FORM_BYTES = 64 * 1024
 """What a form with one file may have beside the file."""
 

@@ -1,4 +1,4 @@
-"""`knowledge-flow libraries`, `share` and `move`: who reads a library of one's own, and what stands in it.
+"""`knowledge-flow libraries`, `share` and `move`: who may read a library of the caller's, and what is in it.
 
 A library is named by its path, `products/Manuals`, or by its id. Exit codes: 0 done; 1 refused by the service; 2
 nothing could be tried (usage, service not reachable, no such library).

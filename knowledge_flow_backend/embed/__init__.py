@@ -47,7 +47,7 @@ class Embedder(Protocol):
 class Passages:
     """Passages of many users in turn: the embedder has a few of each at a time, however many one sends.
 
-    One for the process: whoever has passages to embed takes turns here.
+    One for the process: uploads with passages to embed take turns here.
     """
 
     def __init__(self, embedder: Embedder, *, step: int) -> None:

@@ -69,7 +69,7 @@ class WriteThrottle:
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait until it is set, for so many seconds at most."""
+    """Wait until it is set, for at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -21,7 +21,7 @@ ADD_EVENTS: Final = text(
 
 
 class SharedReads:
-    """Is told of every read; notes those that are new."""
+    """Gets every read; records those that are new."""
 
     def __init__(self, note: NoteEvent, lately: Lately) -> None:
         self._note = note

@@ -119,7 +119,7 @@ def build_router(services: Callable[[], FastServices], identify: Callable[..., A
 def _add_image(router: APIRouter, services: Callable[[], FastServices], caller: Any) -> None:
     @router.post("/image", response_class=Response, responses={200: _IMAGE})
     async def redraw_image(request: Request, identity: caller) -> Response:
-        """One image, drawn anew without what else its file says; its size is in two headers. It is not kept."""
+        """One image, re-encoded without its metadata; its size is in two headers. It is not stored."""
         state = services()
 
         async def redraw(file: ReceivedFile, _fields: dict[str, str]) -> Response:

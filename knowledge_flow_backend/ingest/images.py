@@ -39,7 +39,7 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 def redraw(job: Job) -> dict[str, Any]:
-    """Write the image of the job anew to its `content`: `{"mime", "width", "height"}`. Raises `Refused`."""
+    """Re-encode the image of the job into its `content`; returns `{"mime", "width", "height"}`. Raises `Refused`."""
     data = Path(job.source).read_bytes()
     try:
         format_, image = _opened(data)
@@ -58,7 +58,7 @@ def redraw(job: Job) -> dict[str, Any]:
 
 
 def _opened(data: bytes) -> tuple[str, Image.Image]:
-    """The format and the first frame, decoded once its head has told its size."""
+    """The format and the first frame, decoded once its header has shown its size."""
     image = Image.open(io.BytesIO(data), formats=tuple(_FORMATS))
     if image.width * image.height > MAX_PIXELS:
         raise Refused(Reason.TOO_MANY_PIXELS)

@@ -43,7 +43,7 @@ class ParserPoolRules:
     reserve: int = 0
 
     def limit_s(self, size: int) -> float:
-        """Seconds that a file of so many bytes may take."""
+        """Seconds that a file of `size` bytes may take."""
         return min(self.timeout_s, self.base_s + self.s_per_mb * size / _MIB)
 
 
@@ -61,7 +61,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class DrawnImage:
-    """An image that the child has drawn anew into the job's `content`: its media type, and its size in pixels."""
+    """An image that the child has re-encoded into the job's `content`: its media type, and its size in pixels."""
 
     mime: str
     width: int
@@ -110,7 +110,7 @@ class ParserPool:
         self.stats = ParserPoolStats()
 
     async def read(self, job: Job, user_id: str, size: int) -> Outline:
-        """Read one file of a user's, of so many bytes. Raises `Refused` with its reason; a cancelled caller's child is
+        """Read one file of a user's, of `size` bytes. Raises `Refused` with its reason; a cancelled caller's child is
         killed."""
         return Outline(**await self._answer(job, user_id, size))
 

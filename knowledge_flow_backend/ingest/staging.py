@@ -69,7 +69,7 @@ class Staging:
         return Folder(Path(await asyncio.to_thread(self._make_folder)))
 
     def refusal(self, error: OSError) -> DiskRefuses:
-        """What a client is told where the disk did not take a file; the operator is told of the disk, in one line."""
+        """The error for the client if the disk did not take a file; one log line tells the operator about the disk."""
         reason = os.strerror(error.errno or 0)
         logger.error("an upload could not be written below %s: %s; TMPDIR names another place", self._root, reason)
         return DiskRefuses(reason)

@@ -82,7 +82,7 @@ class IngestRules:
 
 
 class IngestSteps:
-    """One for the process: whoever writes files to the index shares its bound of memory."""
+    """One for the process: all that write files to the index share its bound of memory."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class IngestSteps:
         return await self._pool.read(job, user_id, file.size)
 
     async def redraw(self, file: ReceivedFile, user_id: str) -> DrawnImage:
-        """Draw a user's image anew: it is the `content` of its folder then. Raises as `read` does."""
+        """Re-encode a user's image: it is then the `content` of its folder. Raises as `read` does."""
         folder = file.folder
         job = Job(str(folder.raw), IMAGE, file.name, str(folder.content), str(folder.chunks), size=0, overlap=0)
         return await self._pool.redraw(job, user_id, file.size)
@@ -214,7 +214,7 @@ def kind_of(file: ReceivedFile) -> Format:
 
 
 def embedded_text(title: str, chunk: Chunk) -> str:
-    """What is embedded for a chunk: a passage by itself often does not name what it is about."""
+    """What is embedded for a chunk: a passage alone often does not name what it is about."""
     above = " > ".join(part for part in (title, chunk.section) if part)
     return f"{above}\n\n{chunk.content}"
 

@@ -70,8 +70,8 @@ class Job:
 
     `content` and `chunks` are the two files to write: the canonical text in UTF-8, and a line of JSON for each batch
     of chunks, `[[ordinal, start, end, [section…], page, text]…]`. Of a longer text than `max_chars` its beginning is
-    written, and the chunks that lie in it. Of an image (`format` is `IMAGE`) `content` becomes the image drawn anew;
-    the other fields mean nothing then.
+    written, and the chunks that lie in it. For an image (`format` is `IMAGE`) `content` becomes the re-encoded image;
+    the other fields then have no meaning.
     """
 
     source: str

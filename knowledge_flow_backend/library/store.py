@@ -131,8 +131,8 @@ class Library:
         max_libraries: int = 0,
         piece_bytes: int = RAW_PIECE_BYTES,
     ) -> None:
-        """`reads` is told who reads text of which document. `max_libraries` of one owner, 0: any number. `piece_bytes`:
-        bytes of a raw file that are read at a time."""
+        """`reads` is called with who reads text of which document. `max_libraries` of one owner, 0: any number.
+        `piece_bytes`: bytes of a raw file that are read at a time."""
         self._max_libraries = max_libraries
         self._reads = reads
         self._statements = statements

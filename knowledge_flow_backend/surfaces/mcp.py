@@ -149,7 +149,7 @@ class ReadDocument(_Shape):
 
 
 class DocumentServer:
-    """What the tools and resources do, for whoever has sent the request."""
+    """What the tools and resources do, for the sender of the request."""
 
     def __init__(self, search: SearchService, library: LibraryServices) -> None:
         self._search = search

@@ -73,7 +73,7 @@ KNOWN: Final = """(SELECT coalesce(sum(
 """Chunks that the reader may read and that hold a word. One look-up for each place, by the key."""
 
 RARITY: Final = "ln(1 + (CAST({total} AS float8) - {n} + 0.5) / ({n} + 0.5))"
-"""The idf of BM25, above 0 for every word. Of what this reader may read alone: no other document changes a score."""
+"""The idf of BM25, above 0 for every word. Only of what this reader may read: no other document changes a score."""
 
 # BM25 in what it weighs: rare words more than common ones (idf), a second occurrence less than the first (ts_rank
 # saturates, as BM25 does with k1 = 0.64).
