@@ -43,7 +43,7 @@ _REAPED_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A service that is to be examined: its module, the file that is told and the one that it reads, and the
+    """A service that is to be examined: its module, the file that is named and the one that it reads, and the
     environment and the directory that it would have."""
 
     module: str
@@ -124,7 +124,7 @@ def services_of(plan: Plan, home: Path, directory: Path, base: Path) -> list[Exa
 
 
 def examine_services(services: Sequence[Examined], within_s: float = EXAMINED_S) -> list[ServiceFindings]:
-    """What each finds, side by side, within so many seconds."""
+    """What each finds, in parallel, within `within_s` seconds."""
     give_up_at = time.monotonic() + within_s
     with contextlib.ExitStack() as stack:
         examinations = []

@@ -37,7 +37,7 @@ def exit_code(sections: Sequence[ServiceFindings]) -> int:
 
 
 def together(sections: Sequence[ServiceFindings]) -> list[Diagnosis]:
-    """What no service sees by itself: connections of several to one server of Postgres."""
+    """What no service sees alone: connections of several to one server of Postgres."""
     demands: dict[str, list[tuple[int, int]]] = {}
     for section in sections:
         for finding in section.findings:

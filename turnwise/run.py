@@ -19,7 +19,7 @@ from turnwise.plan import Plan, ServicePlan, read_plan
 from turnwise.ports import require_free_ports
 from turnwise.supervise import end_phrase, failure_line, last_word
 
-CHECK_S = 120.0  # a graph that takes longer than 60 s to be made is said by the service
+CHECK_S = 120.0  # the service itself reports a graph that takes longer than 60 s to build
 LANGGRAPH_JSON = "TURNWISE_LANGGRAPH_JSON"
 
 

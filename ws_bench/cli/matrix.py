@@ -61,7 +61,7 @@ def matrix_command(argv: list[str]) -> int:
 
 def combinations(flags: Flags, argv: Sequence[str], varied: Sequence[Varied]) -> tuple[list[Case], list[str]]:
     """The loads, the first one again at their end, and which combinations there are not and why. Raises `UsageError`
-    for a value that is wrong by itself, for too many combinations, or where none is left."""
+    for an invalid value, for too many combinations, or if none is left."""
     for name, given in varied:
         for value in given:
             config_of(flags.parse([*argv, *_as_flags(name, value)]))

@@ -110,7 +110,8 @@ async def _profiled(config: RunConfig, pid: int, flame: str, argv: Sequence[str]
 
 
 def _sampled(spy: str, process: psutil.Process, share: float, flame: str) -> tuple[list[Stack], float]:
-    """Stacks of a process in so many seconds, and the CPU that it took. With `flame` as many again go into it."""
+    """Stacks of a process sampled for `share` seconds, and the CPU that it used. With `flame` as many again go into
+    it."""
     with tempfile.TemporaryDirectory(prefix="ws_bench-") as directory:
         collapsed = Path(directory) / "stacks.txt"
         before = sum(process.cpu_times()[:2])

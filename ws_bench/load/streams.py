@@ -15,7 +15,7 @@ _SESSION_HEADER = "X-Turnwise-Session-Id"
 
 
 class StreamConnector:
-    """Opens nothing by itself: a client's connection is made by its first ask, and kept."""
+    """Opens nothing itself: a client's connection is opened by its first ask, and kept."""
 
     dials = False
 

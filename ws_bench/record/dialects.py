@@ -127,7 +127,7 @@ class Timeline:
         self.last_token_at = now
 
     def note_restart(self) -> None:
-        """What was read of the turn is replaced by what follows, so its tokens are timed anew."""
+        """What was read of the turn is replaced by what follows, so its tokens are timed again."""
         self.first_token_at = self.last_token_at = None
         self.gaps_ms = array("d")
 
@@ -205,7 +205,7 @@ class CompatibleTurn(Timeline):
 
 class NativeTurn(Timeline):
     """accepted, thought…, delta…, message…, custom…, sources?, final. A token is a delta; without deltas, an assistant
-    message. Reasoning is none. After `restarted`, anywhere, all that comes anew."""
+    message. Reasoning does not count. After `restarted`, at any point, all of that comes again."""
 
     def __init__(self, exchange_id: str) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class NativeTurn(Timeline):
         raise TurnBroken("protocol_unknown_event", str(kind))
 
     def _take_place(self, event: Event) -> None:
-        """Check where in the turn an event is, and whether it begins the turn anew."""
+        """Check where in the turn an event is, and whether it starts the turn over."""
         exchange_id, seq = event.get("exchange_id"), event.get("seq")
         if exchange_id != self._exchange_id:
             raise TurnBroken("protocol_cross_talk", "an event of another exchange")

@@ -13,7 +13,8 @@ class RunTurn(Timeline):
     """metadata, messages…, values?, end. A token is a chunk of an AI message with text; reasoning and tools are none.
 
     The answer is the last AI message that said something. Where the state is streamed as well, it must have the same.
-    After `metadata` of a later attempt, all that comes anew. A reference server has no `end`: there it is the stream's.
+    After `metadata` of a later attempt, all of that comes again. A reference server has no `end` event: there the end
+    of the stream counts.
     """
 
     def __init__(self) -> None:

@@ -45,8 +45,8 @@ class Timings:
 
 
 def measure(run: Run, seconds: float, nothing_us: float, each: int = 1) -> Timings:
-    """Take samples for so many seconds, at least ten, less the cost of the loop itself. A repetition is `each`
-    operations, where beginning one costs as much as several."""
+    """Take samples for `seconds`, at least ten, less the cost of the loop itself. A repetition is `each` operations, if
+    starting one costs as much as several."""
     count = repetitions(run)
     costs: list[float] = []
     end = perf_counter() + seconds
