@@ -16,8 +16,8 @@ _Queue = deque[tuple[int, asyncio.Future[None]]]
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """The bounds, as configured. `queue_deadline_s` is how long an ask waits for a slot. `turns_per_model` of
-    `max_turns` is as much as one model may hold, and the same share of the queue; 0 = no bound."""
+    """The bounds, as configured. `queue_deadline_s` is how long an ask waits for a slot. One model may hold at most
+    `turns_per_model` of `max_turns`, and the same share of the queue; 0 = no bound."""
 
     max_turns: int
     queue_length: int
@@ -37,8 +37,8 @@ class TurnLimits:
 
 @dataclass(slots=True)
 class _Line:
-    """The turns of one model: how many run, who waits, and who waits behind all others; each with its number in the
-    order of all."""
+    """The turns of one model: how many run, which asks wait, and which wait after all others; each with its number in
+    the overall order."""
 
     running: int = 0
     waiting: _Queue = field(default_factory=deque)
@@ -49,17 +49,17 @@ class RateOverall(Protocol):
     """How often users do something at all instances of a service together."""
 
     async def take(self, user_id: str) -> float:
-        """Count it once. Returns 0, or after how many seconds it may be tried again: then it was not counted."""
+        """Count it once. Returns 0 or, if it was not counted, the seconds after which to try again."""
 
 
 class CountOverall(Protocol):
     """How many of something each user holds at all instances of a service together."""
 
     async def has_room(self, user_id: str, ages: Callable[[], list[float]]) -> bool:
-        """Whether the user may hold what `ages` says: for how many seconds each here, the new one among them."""
+        """Whether the user may hold those in `ages`: for how many seconds each is held here, including the new one."""
 
     def note(self, user_id: str) -> None:
-        """The user holds more here, or less. Never waits."""
+        """Note that the user holds more here, or fewer. Never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Admission:
         user = self._user(user_id)
         if self.overall is not None:
             if limits.asks_per_min:
-                self._expect_token(user)  # who floods costs nothing more
+                self._expect_token(user)  # a user who floods costs nothing more
             return
         if limits.turns_per_user and user.running >= limits.turns_per_user:
             self.hit("per_user_turns")
@@ -182,7 +182,7 @@ class Admission:
         self._note(user_id)
 
     def leave_user(self, user_id: str) -> None:
-        """Count one turn of the user less in progress."""
+        """Count one turn of the user in progress less."""
         self._user(user_id).running -= 1
         self._note(user_id)
 
@@ -263,7 +263,7 @@ class Admission:
         return 0 < self._limits.turns_per_model <= line.running
 
     def _next(self) -> tuple[_Line, _Queue] | None:
-        """Where the one stands that a slot goes to; None if there is nobody who may have it."""
+        """The queue of the ask that gets the next slot; None if no ask may have it."""
         able = [line for line in self._lines.values() if not self._has_its_share(line)]
         for queues in ([(line, line.waiting) for line in able], [(line, line.behind) for line in able]):
             if standing := [one for one in queues if one[1]]:

@@ -22,8 +22,8 @@ Verdict = Literal["kept", "duplicate", "limit", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a session. `document_uid` is its id in knowledge flow, None where that keeps nothing of it, as of an
-    image; `summary_md` is the beginning of its text."""
+    """A file of a session. `document_uid` is its id in knowledge flow, None if knowledge flow keeps nothing of it, as
+    for an image; `summary_md` is the beginning of its text."""
 
     attachment_id: str
     session_id: str
@@ -66,7 +66,7 @@ class AttachmentStore(ImageStore, Protocol):
         of `image` where it is one."""
 
     async def image_part(self, image: Attachment, start: int, size: int) -> bytes:
-        """At most `size` bytes of an image from byte `start` on, counted from 0; none where it is gone."""
+        """At most `size` bytes of an image from byte `start` on, counted from 0; empty if the image is gone."""
 
     async def find(self, attachment_id: str, user_id: str, session_id: str | None) -> Attachment | None:
         """An attachment of the user (and of that session, if given), or None."""
@@ -89,7 +89,7 @@ class AttachmentDocuments(Protocol):
     `Unauthenticated` if it does not accept the caller's token."""
 
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
-        """Delete one document; it is no failure if it does not exist."""
+        """Delete one document; not an error if it does not exist."""
 
     async def delete_session(self, session_id: str, caller: Caller) -> None:
         """Delete all documents that the caller attached to a session."""

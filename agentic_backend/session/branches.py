@@ -1,8 +1,8 @@
-"""Branches of a conversation: a question may begin behind an earlier message than the newest one.
+"""Branches of a conversation: a question may begin after a message other than the newest one.
 
-It says so itself (`metadata.extras.after_rank`), and that mark is all there is: such a question follows on that
-message, any other on the one before it. So a line leads back from each message, and that of the newest is the live
-one. Whatever is not on it is superseded, by the exchange on it that stands in its place.
+A mark in the question itself (`metadata.extras.after_rank`) is the only record of that: such a question follows that
+message, any other the one before it. So a line leads back from each message, and that of the newest message is the live
+one. Everything else is superseded by the exchange on the live line that replaces it.
 """
 
 from bisect import bisect_left
@@ -22,20 +22,20 @@ BEFORE_ALL: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """An exchange whose question has `rank`, and that began behind the message of `after_rank`."""
+    """An exchange whose question has `rank`, and that began after the message of `after_rank`."""
 
     rank: int
     after_rank: int
     exchange_id: str
 
     def replaces(self, rank: int) -> bool:
-        """Whether the message of a rank stands between the two: it is not on any line that the fork is on."""
+        """Whether a rank lies between the two: its message is not on any line that contains the fork."""
         return self.after_rank < rank < self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a message stands in its session: whether it is on the live line, and whether its exchange ends with it."""
+    """The place of a message in its session: whether it is on the live line, and whether its exchange ends with it."""
 
     live: bool
     ends: bool
@@ -43,8 +43,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """What a question says of where it begins: behind which rank, None behind the newest; and the exchange whose
-    question it asks again, None for a question of its own."""
+    """Where a question begins: after which rank (None: after the newest), and the exchange whose question it asks again
+    (None for a new question)."""
 
     after_rank: int | None = None
     regenerates: str | None = None
@@ -99,8 +99,8 @@ def line_forks(forks: Iterable[Fork], up_to: int | None = None) -> list[Fork]:
 
 
 def superseded_by(on_line: Sequence[Fork], rank: int) -> str | None:
-    """The exchange that stands in the place of the message of a rank; None for one on the line. `on_line` is what
-    `line_forks` gives: it is searched for the next fork behind the message, since only that one can replace it."""
+    """The exchange that replaces the message of a rank; None for one on the line. `on_line` is what `line_forks` gives:
+    it is searched for the next fork behind the message, since only that one can replace it."""
     behind = bisect_left(on_line, -rank, key=lambda fork: -fork.rank)
     following = on_line[behind - 1] if behind else None
     return following.exchange_id if following is not None and following.replaces(rank) else None

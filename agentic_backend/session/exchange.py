@@ -49,31 +49,31 @@ _SENTENCE_CHARS = 15
 """The shortest sentence that can serve as a title: `Hello.` says nothing."""
 _SENTENCE_ENDS = (". ", "? ", "! ")
 _DECISION_BYTES = 16 * 1024
-"""Of a person's answer as it was sent; of a longer one its JSON is cut."""
+"""Bytes of a person's answer as it was sent; the JSON of a longer one is cut."""
 _THOUGHTS_LEFT_OUT = "\n[The rest is left out.]"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputBounds:
-    """What one run may say beside its answer; more is dropped."""
+    """The bounds of what one run may emit besides its answer; more is dropped."""
 
     thought_chars: int = 200_000
     """Characters of reasoning."""
     custom_events: int = 1_000
     custom_event_bytes: int = 64 * 1024
-    """Of one custom event's JSON."""
+    """Bytes of one custom event's JSON."""
     custom_bytes: int = 4 * 1024 * 1024
     """Of all custom events' JSON: they are kept for clients that come back."""
     graph_events: int = 2_000
-    """Of what a client wants to see of a graph's run: each step has one or two."""
+    """Events of a graph's run that a client asked for: each step has one or two."""
     graph_event_bytes: int = 1024 * 1024
-    """Of one of these: it may be a whole state."""
+    """Bytes of one of these: it may be a whole state."""
     graph_bytes: int = 8 * 1024 * 1024
     """Of all of these, which are kept for clients that come back."""
 
 
 class _Allowance:
-    """How much of one kind of event a run may still say."""
+    """How much of one kind of event a run may still emit."""
 
     def __init__(self, what: str, events: int, event_bytes: int, all_bytes: int) -> None:
         self._what = what
@@ -83,7 +83,7 @@ class _Allowance:
         self._dropped = False
 
     def takes(self, encoded: bytes, exchange_id: str) -> bool:
-        """Whether one more may be said; it then counts."""
+        """Whether one more may be emitted; it then counts."""
         if len(encoded) > self._event_bytes:
             self.drop(exchange_id, "it is too large")
         elif not self._events or len(encoded) > self._bytes:
@@ -95,7 +95,7 @@ class _Allowance:
         return False
 
     def drop(self, exchange_id: str, why: str) -> None:
-        """Log the first that is not said."""
+        """Log the first that is dropped."""
         if not self._dropped:
             logger.warning("%s event dropped exchange_id=%s: %s", self._what, loggable(exchange_id), why)
         self._dropped = True
@@ -145,7 +145,7 @@ class Exchange:
 
     @property
     def published_by_pause(self) -> int:
-        """How many messages a pause publishes: the text so far, and what is kept of reasoning."""
+        """How many messages a pause publishes: the text so far, and the reasoning that is kept."""
         return (self._text_rank is not None) + len(self._kept)
 
     @property
@@ -178,7 +178,7 @@ class Exchange:
         self.turn.publish(Whole(asked))
 
     def _asked_parts(self) -> list[Part]:
-        """The question; where a client lets the agent go on from results of its own tools, these."""
+        """The question; if a client lets the agent continue from results of its own tools, those."""
         ask = self.ask
         if ask.message or not ask.given:
             return [text_part(ask.message)]
@@ -190,7 +190,7 @@ class Exchange:
         self.messages.extend(earlier)
 
     def decision(self, asked: Mapping[str, Any]) -> ChatMessage:
-        """What the person said to the question `asked`, with who said it and when, as `decide` publishes it."""
+        """The person's answer to the question `asked`, with who gave it and when, as `decide` publishes it."""
         return self._encoded("user", "observation", *self._decision(asked), self._next_rank)
 
     def decide(self, decided: ChatMessage) -> None:
@@ -218,7 +218,7 @@ class Exchange:
     def emit(self, event: AgentEvent) -> None:
         """Take one event of the agent. After the end of the turn it is dropped, as nobody could see it.
 
-        So is reasoning above its bound, and what is no JSON or too much of a custom event. Raises ValueError for a step
+        So is reasoning above its bound, and a custom event that is not JSON or too large. Raises ValueError for a step
         that claims to be the question, or whatever encoding raises for a bad value.
         """
         if self.turn.ended:
@@ -282,7 +282,7 @@ class Exchange:
         self.turn.publish(TextDelta(self._text_rank, event.channel, text))
 
     def _note_output(self) -> float:
-        """Note that text or reasoning came now: a model that reasons between its words is not silent."""
+        """Note that text or reasoning came now: a model that reasons in the middle of its text is not silent."""
         now = time.perf_counter()
         if self._last_output_at is not None and now - self._last_output_at > self.longest_gap_s:
             self.longest_gap_s = now - self._last_output_at

@@ -12,7 +12,7 @@ from agentic_backend.llm.prompt import HistoryItem
 from agentic_backend.session.stream import MOST_IMAGES, Ask
 
 MOST_BYTES = 10 * 1024 * 1024
-"""Of all images that a model is shown at once: as large as one may be."""
+"""Bytes of all images that a model is shown at once: the maximum size of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ async def shown_images(
     """What the turn shows, read from storage.
 
     With `whole` all images of its question are shown: raises AttachmentNotFound for one that is not of the session,
-    AttachmentTooLarge for more than `MOST_BYTES`. An answer that is made again, and a run that goes on or is begun
-    again, do without what is there no more, as with earlier questions. May raise HistoryUnavailable.
+    AttachmentTooLarge for more than `MOST_BYTES`. A regenerated answer, and a run that continues or is restarted, leave
+    out images that no longer exist, as for earlier questions. May raise HistoryUnavailable.
     """
     asked = await store.images(ask.user_id, ask.session_id, ask.images) if ask.images else {}
     if whole and len(asked) < len(ask.images):
@@ -73,7 +73,7 @@ async def shown_images(
             urls[image.attachment_id] = _data_url(image)
         elif whole:
             raise AttachmentTooLarge(field="images")
-    # One by one, newest first: what does not fit is not read, but for the first of it.
+    # One by one, newest first: what does not fit is not read, except the first one.
     for earlier in _earlier(history, asked, MOST_IMAGES - len(ask.images)):
         for image in (await store.images(ask.user_id, ask.session_id, [earlier])).values():
             left -= len(image.content)

@@ -19,14 +19,14 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> bytes:
-    """All that is stored of a token. It has nothing that could be guessed, so one round is enough."""
+    """Everything that is stored of a token. A token cannot be guessed, so one round of hashing is enough."""
     return sha256(token.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class LinkWanted:
-    """A link to be made. `up_to` is the rank of the last message that it shows, None for later ones, too; `days` is
-    after how many it expires, None for never."""
+    """A link to be created. `up_to` is the rank of the last message that it shows, None to include later ones; it
+    expires after `days`, None for never."""
 
     session_id: str
     user_id: str
@@ -48,7 +48,7 @@ class ShareLink:
     expires_at: str | None
 
     def wire(self) -> dict[str, Any]:
-        """The link as its owner sees it; its token is not known any more."""
+        """The link as its owner sees it; its token is no longer known."""
         return {
             "id": self.id,
             "audience": self.audience,

@@ -30,7 +30,7 @@ class ListedFile(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Session:
     """A conversation of one user with one agent (docs/contract.md#messages-and-sessions). `version` grows with each
-    change. `agent_id` is "" until the first turn of one that was made without an agent."""
+    change. `agent_id` is "" until the first turn of one that was created without an agent."""
 
     id: str
     user_id: str
@@ -45,9 +45,9 @@ class Session:
     rested: bool = False
     """Whether it was unused for 12 hours, by the clock of the storage from which it was read."""
     pinned: bool = False
-    """Whether its user wants it above the others."""
+    """Whether its user has pinned it above the others."""
     named: bool = False
-    """Whether a person gave it its title: no model's takes its place."""
+    """Whether a person gave it its title: a model's never replaces that."""
     found: "Found | None" = None
     """Where its words were found; set only in answers to a search."""
 
@@ -58,7 +58,7 @@ class Session:
 
     @classmethod
     def with_id(cls, session_id: str, user_id: str, agent_id: str, title: str) -> "Session":
-        """A session with an id of its client's."""
+        """A session with an id chosen by its client."""
         return cls(session_id, user_id, agent_id, title, utc_now())
 
     def advanced(self, next_rank: int, title: str) -> "Session":
@@ -90,11 +90,11 @@ class Session:
         }
 
     def listed(self) -> dict[str, Any]:
-        """The same with what lists and news of it say beside: whether it is pinned."""
+        """The same with what lists and notifications add: whether it is pinned."""
         return {**self.wire(), "pinned": self.pinned}
 
     def stored(self) -> dict[str, Any]:
-        """The fields that a record stores, by name: no turn pins a session, or says who named it."""
+        """The fields that a record stores, by name: a turn neither pins a session nor knows who named it."""
         return {**self.wire(), "version": self.version}
 
 
@@ -117,7 +117,7 @@ MAX_RESTARTS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What a turn needs beside its question to be run again by the service itself. Never credentials.
+    """What a turn needs in addition to its question to be restarted by the service. Never credentials.
 
     `model` is the id of the model that answers, `human` what a person had answered when the run continued (text or
     object; None where it began with the question). `restarts` is how often the service has begun to run it again.
@@ -323,8 +323,8 @@ class HistoryPage:
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
-    """A place in a list of sessions: behind one that was last used then. `session_id` tells apart those of one moment,
-    and without it all of that moment are before the place."""
+    """A position in a list of sessions: after one that was last used then. `session_id` tells apart those of the same
+    moment; without it all of that moment are before the position."""
 
     updated_at: datetime
     pinned: bool = False

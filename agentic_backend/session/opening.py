@@ -1,4 +1,4 @@
-"""Sessions by ids of their clients: the first request that names one makes it, any later one finds it, until it is
+"""Sessions by ids that clients choose: the first request that names one creates it, any later one finds it, until it is
 deleted."""
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ _Made = Literal["made", "there"]
 
 
 class Sessions:
-    """Makes sessions, opens those whose id a client has chosen, and deletes them. A user has at most `most` (0: no
+    """Creates sessions, opens those whose id a client has chosen, and deletes them. A user has at most `most` (0: no
     limit). `kpi` measures the deletion."""
 
     def __init__(
@@ -38,11 +38,11 @@ class Sessions:
     async def open(
         self, session_id: str, user_id: str, agent_id: str, title: str = "", *, likely_new: bool = False
     ) -> Session:
-        """The user's session of this id, made with this agent and title where there is none yet.
+        """The user's session with this id, created with this agent and title if there is none yet.
 
-        Any number of requests may open it at once. One that is `likely_new` is made without looking for it first.
-        Whether the session found has this agent is the caller's to ask: an ask names its own. Raises `Conflict` where
-        the id is another user's, and as `make`.
+        Any number of requests may open it at once. One that is `likely_new` is created without looking for it first.
+        The caller must check whether the session found has this agent: an ask names its own. Raises `Conflict` if the
+        id is another user's, and as `make`.
         """
         known = self._registry.session_of(session_id, user_id)
         if known is None and not likely_new:
@@ -50,7 +50,7 @@ class Sessions:
         if known is not None:
             return known
         new = Session.with_id(session_id, user_id, agent_id, title)
-        # One that is there another request may have made meanwhile, or it is another user's.
+        # If it exists, another request may have created it meanwhile, or it is another user's.
         stored = new if await self._create(new) == "made" else await self._store.get(session_id, user_id)
         if stored is None:
             raise Conflict(field="session_id")
@@ -59,7 +59,7 @@ class Sessions:
         return stored
 
     async def delete(self, session_id: str, identity: Identity) -> bool:
-        """Stop the turns of a user's session and delete it with all that hangs on it; False if it is unknown.
+        """Stop the turns of a user's session and delete it with everything that belongs to it; False if it is unknown.
 
         Raises `HistoryUnavailable`.
         """
@@ -83,6 +83,6 @@ class Sessions:
 
 
 def is_of_doors(chosen: UUID) -> bool:
-    """Whether no client may make a session by this id, of version 5: doors derive those from their user and a name, and
-    a client that knows both could take over another user's conversation before it begins."""
+    """Whether no client may create a session with this id, of version 5: doors derive those from their user and a name,
+    and a client that knows both could take over another user's conversation before it begins."""
     return chosen.version == _VERSION_OF_DOORS

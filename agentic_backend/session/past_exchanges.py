@@ -40,7 +40,7 @@ class OpenQuestion:
 
     @classmethod
     def in_message(cls, message: Mapping[str, Any]) -> "OpenQuestion | None":
-        """What a decoded message is the placeholder of; None of another one, or of {}."""
+        """The exchange for which a decoded message is the placeholder; None for any other message, or {}."""
         metadata = message.get("metadata") or {}
         extras = metadata.get("extras") or {}
         if extras.get("status") != AWAITING:
@@ -50,7 +50,7 @@ class OpenQuestion:
 
 
 async def open_question(store: SessionStore, session_id: str, user_id: str) -> OpenQuestion | None:
-    """What a session waits for its user with, None where it does not. May raise `HistoryUnavailable`."""
+    """The exchange with which a session waits for its user, None if it does not. May raise `HistoryUnavailable`."""
     newest = await newest_message(store, session_id, user_id)
     return None if newest is None else OpenQuestion.in_message(loads(newest))
 
@@ -182,7 +182,7 @@ class StoredExchange:
     def publish(self, turn: Turn, session: Session) -> None:
         """Publish it as the turn's events: accepted, each message, the answer's text in one piece, its end.
 
-        It replaces what a run of the turn has published that broke off.
+        It replaces what an aborted run of the turn has published.
         """
         turn.restarted = True
         if turn.has_published:

@@ -38,7 +38,8 @@ from backend_kit.wire import Code, ServiceError
 logger = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""(user id, session or exchange id): another user has another key, so users can neither see nor block each other."""
+"""(user id, session or exchange id): different users have different keys, so they can neither see nor block each
+other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class TurnRegistry:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.draining = False
-        # Another instance goes on with what this one leaves.
+        # Another instance continues what this one leaves.
         self._moving = False
 
     @property
@@ -145,8 +146,8 @@ class TurnRegistry:
     def begin_again(
         self, turns: CutOffTurns, ready: Callable[[], Awaitable[None]], rules: RestartRules | None = None
     ) -> None:
-        """Take up the turns of an earlier process, before any ask: each has its session and can be followed, and runs
-        once `ready` returns. To be called once."""
+        """Take over the turns of an earlier process, before any ask: each has its session and can be followed, and runs
+        once `ready` returns. Call it only once."""
         self._restarts = Restarts(self._runner, turns, ready, rules)
         for turn in self._restarts.begin():
             self._start((turn.ask.user_id, turn.ask.exchange_id), turn)
@@ -187,7 +188,7 @@ class TurnRegistry:
         return len(self._mirrors)
 
     def let_go(self) -> None:
-        """End every run without an end: other instances may go on with them."""
+        """End every run without an end event: other instances may continue them."""
         for turn in list(self._turns.values()):
             turn.abandon()
 
@@ -209,7 +210,7 @@ class TurnRegistry:
         return self._turns.get(key) or self._mirrors.get(key) or self._kept(key)
 
     def _kept(self, key: _Key) -> Turn | None:
-        """One that has ended, unless a person may have let it go on at another instance."""
+        """A turn that has ended, unless a person may have let it continue at another instance."""
         turn = self._ended.get(key)
         asked = turn is not None and isinstance(turn.events[-1].payload, Awaiting)
         return None if asked and self._runner.elsewhere is not None else turn
@@ -238,10 +239,10 @@ class TurnRegistry:
         return elsewhere is not None and await elsewhere.stop(exchange_id, user_id)
 
     def resume(self, session_id: str, exchange_id: str, user_id: str, request_id: str = "", after_seq: int = 0) -> Turn:
-        """The user's turn, running or kept, else as another instance or history tells it. Never waits and never raises.
+        """The user's turn, running or kept, else a copy from another instance or history. Never waits and never raises.
 
-        One that another instance runs may begin behind the event with number `after_seq`. `exchange_not_found` is the
-        returned turn's only event where the session has no such exchange, or is another's.
+        One that another instance runs may begin after the event with number `after_seq`. `exchange_not_found` is the
+        returned turn's only event if the session has no such exchange, or is another user's.
         """
         key = (user_id, exchange_id)
         turn = self.find(exchange_id, user_id)
@@ -265,7 +266,7 @@ class TurnRegistry:
         return self._watches.add(session_id, user_id, on_turn)
 
     async def watch_elsewhere(self) -> None:
-        """Look out for the turns that other instances begin in watched sessions, until cancelled."""
+        """Watch for turns that other instances begin in watched sessions, until cancelled."""
         if self._runner.elsewhere is not None:
             await self._watches.follow(self._runner.elsewhere)
 
@@ -318,7 +319,7 @@ class TurnRegistry:
         # Otherwise its first turn reads it, together with its exchange ids.
 
     def look_again(self, session_id: str, user_id: str) -> None:
-        """Drop what is known of a session: its next turn asks storage whether it is there."""
+        """Drop what is known of a session: its next turn asks storage whether it exists."""
         slot = self._slots.get((user_id, session_id))
         if slot is not None:
             slot.known = None
@@ -395,10 +396,10 @@ class TurnRegistry:
     async def drain(self, deadline_s: float) -> int:
         """Refuse new turns, wait for the running ones, then cancel the rest. Returns how many were cancelled.
 
-        Of an earlier process' turns, those that have not begun to run again are left interrupted at once. Where another
-        instance is there to go on, turns whose agents keep steps move there behind the next one, and none that may move
-        is cancelled. What waits for its session is refused: there at once, else at the deadline, as is then whatever
-        has not begun.
+        Of an earlier process' turns, those that have not begun to run again are left interrupted at once. If another
+        instance can continue, turns whose agents store steps move there after the next step, and none that may move is
+        cancelled. Asks that wait for their session are refused: at once if there is another instance, else at the
+        deadline, like everything that has not begun by then.
         """
         self.draining = True
         elsewhere = self._runner.elsewhere
@@ -407,7 +408,7 @@ class TurnRegistry:
                 self._restarts.leave(turn)
         try:
             async with asyncio.timeout(deadline_s):
-                # Who has nothing to hand over need not wait for an answer.
+                # Without anything to hand over there is no need to wait for an answer.
                 self._moving = elsewhere is not None and bool(self._turns) and await elsewhere.has_takers()
                 if self._moving:
                     logger.info("what does not end here goes on at another instance: %d turns run", len(self._turns))
@@ -423,7 +424,7 @@ class TurnRegistry:
         return 0
 
     def _move_or_stop(self) -> int:
-        """End what runs, and what has yet to begin: it is refused. Returns how many do not move."""
+        """End what runs, and refuse what has yet to begin. Returns how many do not move."""
         stopped = 0
         for turn in [turn for turn in self._turns.values() if not turn.ended]:
             if self._moving and turn.may_move and not turn.cancel_requested:
@@ -451,7 +452,7 @@ class TurnRegistry:
             logger.error("%d turns did not end within %.1f s of their stop", len(self._turns), deadline_s)
 
     def _start(self, key: _Key, turn: Turn, place: "asyncio.Future[None] | None" = None) -> None:
-        """Run the turn. `place` is what it has already among those that wait for its session."""
+        """Run the turn. `place` is its place, if any, among those that wait for its session."""
         self._turns[key] = turn
         turn.moves_after_step = self._moving  # one that was taken from the dead as the drain began
         self._quiet.clear()
@@ -498,7 +499,7 @@ class TurnRegistry:
                 if elsewhere is None or not await elsewhere.mirror(turn):
                     await self._runner.publish_past(turn)
                 elif not turn.ended:
-                    refuse(turn, ExchangeNotFound())  # nobody is there who would see it
+                    refuse(turn, ExchangeNotFound())  # nobody would see it
                 return
             except (HistoryUnavailable, StorageFull) as error:
                 refuse(turn, error)
@@ -558,8 +559,9 @@ class TurnRegistry:
         return True
 
     async def _expect_same_elsewhere(self, turn: Turn) -> None:
-        """Raise what an ask deserves whose exchange another instance runs, if that was asked something else. Any answer
-        of a person is: another one let it go on, whether or not that run has ended since."""
+        """Raise the error for an ask whose exchange another instance runs, if that was asked something else. Any answer
+        of a person counts as something else: another answer let it continue, whether or not that run has ended
+        since."""
         elsewhere, ask = self._runner.elsewhere, turn.ask
         if elsewhere is None or turn.cut is not None:
             return
@@ -570,8 +572,8 @@ class TurnRegistry:
             raise Conflict
 
     async def _hand_over(self, turn: Turn) -> None:
-        """Have another instance go on with a turn. Who stops it meanwhile is heard by its mirror, which finds it
-        there: cut off in its middle, nobody would know whether it has moved."""
+        """Have another instance continue a turn. A stop meanwhile goes to its mirror, which finds the turn there: if
+        this were cut off in the middle, nobody would know whether the turn has moved."""
         elsewhere, ask = self._runner.elsewhere, turn.ask
         if elsewhere is None:
             return
@@ -585,7 +587,7 @@ class TurnRegistry:
             turn.bind(asyncio.current_task())
 
     async def _follow_elsewhere(self, key: _Key, turn: Turn) -> None:
-        """Go on as a mirror of a turn that another instance runs, or will."""
+        """Continue as a mirror of a turn that another instance runs, or will run."""
         self._leave(key, turn)
         self._drop(key)  # what a person was asked before it
         self._mirrors[key] = turn
@@ -662,7 +664,7 @@ class TurnRegistry:
                 del self._slots[key]
 
     def _leave(self, key: _Key, turn: Turn) -> None:
-        """It runs here no more, if it did."""
+        """Note that it no longer runs here, if it did."""
         if self._turns.get(key) is turn:
             del self._turns[key]
             if turn.counted:
@@ -675,7 +677,7 @@ class TurnRegistry:
         _end_unforeseen(turn)
         mirrored = self._turns.get(key) is not turn
         self._leave(key, turn)
-        # What another instance ran that one keeps.
+        # A turn that another instance ran is kept by that one.
         if not mirrored and not turn.forgotten and not _may_be_asked_again(turn):
             self._drop(key)
             self._ended[key] = turn
@@ -684,7 +686,7 @@ class TurnRegistry:
             self.expire()
 
     def _drop(self, key: _Key) -> None:
-        """Keep an ended turn no longer, if it is kept."""
+        """Drop an ended turn, if it is kept."""
         turn = self._ended.pop(key, None)
         if turn is not None:
             self._ended_bytes -= turn.bytes_held
@@ -726,8 +728,8 @@ def _conflict_with(known: Ask, ask: Ask) -> ServiceError:
 
 
 def _expect_allowed(ask: Ask) -> None:
-    """Raise ScopeMissing or AgentNotFound for an ask beyond its key or its user's rights. Here, since every door hands
-    its asks in here."""
+    """Raise ScopeMissing or AgentNotFound for an ask beyond its key or its user's rights. Checked here, since every
+    door submits its asks here."""
     grant = None if ask.credentials is None else ask.credentials.grant
     if grant is not None and not grant.may(KeyScope.ASK):
         raise ScopeMissing(field=f"scope:{KeyScope.ASK}")

@@ -1,4 +1,4 @@
-"""Turns that an earlier process had begun and not ended: run again by the service itself, or left interrupted."""
+"""Turns that an earlier process had begun and not ended: restarted by the service, or left interrupted."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ class Restarts:
             self._turns.drop(cut)  # if it was replayed from history: it had ended, and only the spool did not know
             unforeseen = False
         except (HeldElsewhere, LeaseLost):
-            unforeseen = False  # another instance goes on with it
+            unforeseen = False  # another instance continues it
             raise
         except ServiceError as error:
             unforeseen = False
@@ -131,14 +131,15 @@ class Restarts:
             shown_id = loggable(turn.ask.exchange_id)
             logger.warning("turn is left interrupted exchange_id=%s code=%s", shown_id, error.code)
         if isinstance(error, StorageFull | Draining):
-            refuse(turn, error)  # as it refuses any ask now: who follows comes again, and it runs then
+            refuse(turn, error)  # as any ask is refused now: followers come back, and it runs then
             return
         session = record.session.preferring(turn.preferences).titled(turn.title)
         StoredExchange(record.messages).publish(turn, session)
 
 
 def ask_of(cut: AskRecord) -> Ask:
-    """The ask of a cut-off turn as this process runs it: nobody's credentials, no follower, and the same answer."""
+    """The ask of a cut-off turn as this process runs it: without credentials or followers, and with the same answer of
+    a person."""
     session = cut.session
     rerun = cut.rerun or Rerun(cut.agent_id or session.agent_id)
     of_door = rerun if isinstance(rerun, DoorRerun) else DoorRerun(rerun.agent_id)

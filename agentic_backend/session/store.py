@@ -24,7 +24,8 @@ ALL_SESSIONS: Final = SessionsWanted()
 
 
 class TurnStore(Protocol):
-    """What a turn reads of its session. Every method may raise `HistoryUnavailable`; none waits over 2 s for a slot.
+    """What a turn reads from its session. Every method may raise `HistoryUnavailable`; none waits over 2 s for a
+    connection.
 
     `user_id` is part of every look-up: another user's session counts as unknown.
     """
@@ -84,8 +85,8 @@ class SessionStore(TurnStore, Protocol):
     def message(
         self, session_id: str, user_id: str, rank: int, text: HistoryWindow | None = None
     ) -> AsyncIterator[bytes]:
-        """One encoded ChatMessage, in pieces; none where there is none. With `text` each of its texts is cut to that
-        window of characters, counted from the first. One that is superseded says by which exchange."""
+        """One encoded ChatMessage, in pieces; no piece if it does not exist. With `text` each of its texts is cut to
+        that window of characters, counted from the first. A superseded one names the exchange that superseded it."""
 
     async def change(
         self,
@@ -135,7 +136,7 @@ class HeldElsewhere(Exception):
 
 
 class LeaseLost(Exception):
-    """Another instance has got the session, or may have: this one may do nothing more for the turn."""
+    """Another instance has the session, or may have it: this one may do nothing more for the turn."""
 
 
 class SessionAwaited(Exception):
@@ -151,7 +152,7 @@ class Lease(Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Whether nobody else has had it since this instance knows the session."""
+        """Whether no other instance has had it since this one read the session."""
 
     @property
     def term(self) -> int:
@@ -172,8 +173,8 @@ class Leases(Protocol):
     async def record(self, lease: Lease, record: AskRecord) -> None:
         """Store the question of a turn that begins, so that another instance can go on with it if this one dies.
 
-        Raises `LeaseLost` if the session is another's by now: then nothing that was remembered of it is right. Raises
-        `HistoryUnavailable`. If it raises or is cancelled, the question is withdrawn.
+        Raises `LeaseLost` if another instance has the session by now: then nothing that was remembered of it is valid.
+        Raises `HistoryUnavailable`. If it raises or is cancelled, the question is withdrawn.
         """
 
     def withdraw(self, fence: int, key: tuple[str, str], exchange_id: str) -> None:
@@ -181,7 +182,7 @@ class Leases(Protocol):
 
     def expect_valid(self, lease: Lease) -> None:
         """Raise `LeaseLost` if other instances may have taken what runs under a lease, even if this one has renewed
-        since. One look at a clock."""
+        since. It only reads a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +199,8 @@ class Elsewhere(Protocol):
     """The turns that other instances run."""
 
     async def mirror(self, turn: Turn) -> bool:
-        """Publish the events of the turn's exchange, from its last number on, as the instance that has it does. One
-        that its user has stopped here is stopped there.
+        """Publish the events of the turn's exchange, from its last number on, as the instance that has it does. If its
+        user has stopped it here, it is stopped there.
 
         Returns after its end, or when nobody follows it any more: True; or False if none has it: its end is in history,
         or there is no such exchange. Raises `HistoryUnavailable`, or `StorageFull` where its end waits for Postgres.
@@ -219,11 +220,11 @@ class Elsewhere(Protocol):
         """Have all others stop the session's turns and drop its state; waits a while for a turn that runs."""
 
     async def has_takers(self) -> bool:
-        """Whether another instance would go on with what this one leaves. Never raises."""
+        """Whether another instance would continue what this one leaves. Never raises."""
 
     async def hand_over(self, session_id: str, user_id: str, exchange_id: str) -> None:
-        """Have another instance go on with a turn that this one has let go of. Never raises: without it they find it
-        when this instance has left."""
+        """Have another instance continue a turn that this one has released. Never raises: if it fails, others find the
+        turn when this instance has left."""
 
     async def publish_change(self, session_id: str, user_id: str) -> None:
         """Have all instances take over a title or preferences that were stored: a read after this, at any instance,

@@ -42,7 +42,7 @@ class HumanAnswer:
 
 
 MOST_IMAGES = 10
-"""Of a question, and as many a model sees, with those of earlier ones."""
+"""The most images of a question, and the most that a model sees, with those of earlier questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class Ask:
     a new question but continues the exchange; `message` is then set once that was found. `model` is the id of the
     requested model; with `lenient`, one that the agent does not offer is ignored instead of refused.
 
-    `given` is the conversation before `message` as the client sent it: the agent sees it in place of the stored one.
-    Where it ends with results of the client's tools, `message` may be empty: the agent goes on from them.
-    `client_tools` are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not
-    take them (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in
-    seconds. `note` is what a door needs to read the exchange again: JSON, kept with the question, or with the person's
-    answer, as `metadata.extras.note`. `graph` is what a client of LangGraph's own API asks for; `message` is then the
-    text of the question in it, "" where it has none.
+    `given` is the conversation before `message` as the client sent it: the agent sees it instead of the stored one. If
+    it ends with results of the client's tools, `message` may be empty: the agent continues from them. `client_tools`
+    are those tools, each with `name`, `description` and `parameters` (JSON Schema); agents that do not take them
+    (`TurnAgent.client_tools`) do not see them. `turn_s` is a deadline in place of `deadlines.turn_s`, in seconds.
+    `note` is what a door needs to read the exchange again: JSON, kept with the question, or with the person's answer,
+    as `metadata.extras.note`. `graph` is what a client of LangGraph's own API asks for; `message` is then the text of
+    the question in it, "" where it has none.
 
     `after_rank` is the rank of the message behind which the exchange begins, -1 for none: what is live behind it is
-    superseded once the exchange has ended. With `regenerate`, an exchange, it is that one's question that is asked
-    again, where it stands; `message` and `after_rank` are then set once that was found. Both must be on the live line,
-    but with `any_branch`: then the line of the message is live again.
+    superseded once the exchange has ended. With `regenerate`, an exchange, that one's question is asked again in its
+    place; `message` and `after_rank` are then set once that was found. Both must be on the live line, unless
+    `any_branch` is set: then the line of the message becomes live again.
 
     `images` are attachments of the session that the question shows, by id.
     """
@@ -97,7 +97,7 @@ class Ask:
 
     @property
     def branching(self) -> Branching:
-        """What the question says of where it begins."""
+        """Where the question says that it begins."""
         return Branching(self.after_rank, self.regenerate)
 
     def begun_at(self, question: ChatMessage) -> "Ask":
@@ -115,7 +115,7 @@ class Ask:
         """Whether both ask the same, of the same agent in the same place of the same session."""
         if (self.session_id, self.agent_id, self.regenerate) != (other.session_id, other.agent_id, other.regenerate):
             return False
-        # What a regenerating ask says beside that, it says only once it is known.
+        # The other fields of a regenerating ask are set only once its question is known.
         if self.regenerate is not None:
             return True
         return (self.message, self.images, self.after_rank) == (other.message, other.images, other.after_rank)
@@ -149,7 +149,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta:
-    """New text of what a model says while it reasons; it has no rank."""
+    """New text of a model's reasoning; it has no rank."""
 
     rank: ClassVar[None] = None
     channel: ClassVar[Channel] = "thought"
@@ -275,15 +275,15 @@ SILENT = (GraphPart, SpokenBy)
 """Events of which only the door of LangGraph's clients says anything."""
 _TERMINAL = get_args(Terminal)  # each event is compared with it, and a union takes longer
 _TEXT_BYTES = 60
-"""Of a fragment without a character: an object, and its place in a list."""
+"""Bytes of an empty fragment: an object, and its place in a list."""
 _FRAME_BYTES = 120
-"""Of a frame without what it says: its type, its ids and its number."""
+"""Bytes of a frame without its content: its type, its ids and its number."""
 _ERROR_BYTES = 120
 """Of a native error beside these, without its text: its code, the request's id, and whether to try again."""
 
 
 class FrameBytes(NamedTuple):
-    """Roughly the bytes of the frames that say events, in each protocol of the socket."""
+    """Roughly the bytes of the frames of events, in each protocol of the socket."""
 
     native: int
     compatible: int
@@ -294,7 +294,7 @@ _NO_FRAMES = FrameBytes(0, 0)
 
 @dataclass(slots=True)
 class TurnEvent:
-    """One event of a turn with its number; `seq` starts at 1 and has no gaps but before `Restarted`. A refusal has
+    """One event of a turn with its number; `seq` starts at 1 and has no gaps except before `Restarted`. A refusal has
     seq 0."""
 
     seq: int
@@ -396,7 +396,7 @@ class EventLog:
     """The events of a turn in their order.
 
     Fragments of one message that follow each other are kept as their texts. An event, a number and a payload for each
-    would be most of what a turn holds, and of what a full garbage collection looks at.
+    would be most of what a turn holds, and of what a full garbage collection traverses.
     """
 
     __slots__ = ("_compatible", "_entries", "_length", "_native")
@@ -548,17 +548,17 @@ class Turn:
         self.ended_at = 0.0
         self.bytes_held: int = _given_weight(ask) if before is None else before.bytes_held
         self.cancel_requested = False
-        # Another instance may go on with it: it has no end here but what that, or storage, says.
+        # Another instance may continue it: it gets no end here except from that instance, or from storage.
         self.let_go = False
         # Other instances have its question, and may run its agent again.
         self.may_move = False
-        # It is to go on at one of them once its agent has finished a step.
+        # It is to continue at one of them once its agent has finished a step.
         self.moves_after_step = False
         # It is stopped by the end of the process: where it has not begun, it is refused.
         self.refused_by_drain = False
         # A turn that was taken over waits for its session: it was accepted before this one, which has no lease yet.
         self.gives_way = False
-        # It counts among those that its user has in progress.
+        # It counts as one that its user has in progress.
         self.counted = False
         # Its session was deleted while it ran: it must not be found after its end.
         self.forgotten = False
@@ -646,8 +646,8 @@ class Turn:
     def take(self, event: TurnEvent, *, goes_on: bool = False) -> None:
         """Append an event of the run elsewhere that this turn mirrors, with its number, and wake the followers.
 
-        One that is there already, or comes after the end, is dropped. `goes_on`: the event asked a person, and what
-        follows it is the run that they let continue.
+        A duplicate, or an event after the end, is dropped. `goes_on`: the event asked a person, and what follows it is
+        the run that they let continue.
         """
         known = event.seq <= self._seq and (event.seq > 0 or self.has_published)
         if not self.ended and not known:
@@ -680,15 +680,15 @@ class Turn:
         self._task = None
 
     def mirror_from_now_on(self, *, run_over: bool = False) -> None:
-        """Let it go: it has no end here but what another instance says, or storage. Its followers wake. `run_over`:
-        nothing of its run is being recorded any more, so that it can be stopped."""
+        """Release it: it gets no end here except from another instance, or from storage. Its followers wake.
+        `run_over`: nothing of its run is being recorded any more, so that it can be stopped."""
         self.let_go = True
         self._settled = self._settled and not run_over
         for wake in self._followers:
             wake()
 
     def end_unseen(self) -> None:
-        """End it without an event: who follows it has them all, the end included, and this process none."""
+        """End it without an event: its follower has all events, the end included, and this process has none."""
         self._end()
         for wake in self._followers:
             wake()
@@ -723,8 +723,8 @@ class Turn:
             self._followers.remove(wake)
 
     def abandon(self) -> None:
-        """End its run without an end, since another instance may go on with it. No effect before it is accepted; once
-        it is settled, what becomes of its end is left to storage."""
+        """End its run without an end event, since another instance may continue it. No effect before it is accepted;
+        once it is settled, what becomes of its end is left to storage."""
         if self.ended or self.let_go or not self.has_published:
             return
         if self._task is not None and self._begun and not self._settled:
@@ -778,13 +778,13 @@ def _frame_bytes(payload: Payload) -> FrameBytes:
 
 
 def _end_bytes(end: Final | Awaiting | Cancelled) -> FrameBytes:
-    if isinstance(end, Awaiting):  # who waits for a person has the messages already
+    if isinstance(end, Awaiting):  # clients that wait for a person have the messages already
         size = _FRAME_BYTES + len(dumps(end.payload))
         return FrameBytes(size, size)
     size = _FRAME_BYTES + _messages_bytes(end.messages) + _session_bytes(end.session)
     if isinstance(end, Cancelled):
         return FrameBytes(size, size)
-    # The compatible protocol has no ledger, and says the answer as a message of its own before.
+    # The compatible protocol has no ledger, and sends the answer as a message of its own before.
     return FrameBytes(size + len(end.ledger), size + _FRAME_BYTES + _messages_bytes(end.messages[-1:]))
 
 

@@ -1,4 +1,4 @@
-"""Sessions as threads of LangGraph's clients: with metadata of the client's, and a state that they are in."""
+"""Sessions as threads of LangGraph's clients: with the client's metadata, and a state."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from agentic_backend.session.past_exchanges import AWAITING
 from backend_kit.wire import dumps
 
 MAX_METADATA_BYTES: Final = 16 * 1024
-"""Of a thread's metadata as JSON: every thread in a list repeats its own."""
+"""Bytes of a thread's metadata as JSON: a list contains that of every thread."""
 
 ThreadState = Literal["idle", "interrupted", "error"]
 """What the newest answer leaves: nothing to wait for, a question to a person, or a failure."""
@@ -34,7 +34,7 @@ class Thread:
 
     @classmethod
     def new(cls, session: Session, metadata: dict[str, Any]) -> "Thread":
-        """One that has just been made."""
+        """A thread that has just been created."""
         return cls(session, metadata, session.updated_at, session.updated_at, "idle", busy=False)
 
     @property
@@ -99,7 +99,7 @@ class LeftByTurn(NamedTuple):
 
 
 def left_by(record: TurnRecord) -> LeftByTurn:
-    """What a turn leaves."""
+    """The state in which a turn leaves its thread."""
     if not record.messages:
         return LeftByTurn(record.session, "idle", record.session.updated_at)
     newest = record.messages[-1]

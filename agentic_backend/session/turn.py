@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 MODEL_PREFERENCE = "model"
 """The session preference that names the model of asks without one."""
 _GIVEN_BYTES = 64 * 1024
-"""Of what a client sent with its question, that is written to the disk so that the turn can run again."""
+"""Bytes of what a client sent with its question that are written to disk so that the turn can run again."""
 _ACK_PHASES: Mapping[Durability, str] = {"spool": "spool_ack", "db": "db_ack", "none": "turn_close"}
 _LEASE_PAUSE_S = 0.05
 _LONGEST_LEASE_PAUSE_S = 0.5
@@ -177,10 +177,10 @@ class TurnRunner:
         `known` is the session's state as this process last knew it; the caller must ensure that no other turn of the
         session runs meanwhile. An ask whose exchange has ended is replayed from history, without the agent.
 
-        A turn that an earlier process had begun (`turn.cut`) is not refused where it cannot begin: it raises the
-        ServiceError, or the CancelledError of a stop, and has published nothing. Raises `HeldElsewhere` where another
-        instance runs this exchange, and `LeaseLost` where one may go on with it: then it has no end here. Raises
-        `SessionAwaited` where it must be run later.
+        A turn that an earlier process had begun (`turn.cut`) is not refused if it cannot begin: it raises the
+        ServiceError, or the CancelledError of a stop, and has published nothing. Raises `HeldElsewhere` if another
+        instance runs this exchange, and `LeaseLost` if one may continue it: then it has no end here. Raises
+        `SessionAwaited` if it must be run later.
         """
         ask = turn.ask
         ledger = Ledger(
@@ -209,7 +209,7 @@ class TurnRunner:
                     except LeaseLost:
                         if turn.has_published:
                             raise
-                        known = None  # another instance had it meanwhile: all that was read here is old
+                        known = None  # another instance had it meanwhile: everything read here is out of date
                     else:
                         break
             except (ServiceError, asyncio.CancelledError) as error:
@@ -352,8 +352,8 @@ class TurnRunner:
         return await self._seeing(turn.ask, prepared)
 
     async def _seeing(self, ask: Ask, prepared: _Prepared) -> _Prepared:
-        """It with the images that the model is to see. Raises ModelWithoutVision where a new question has some and the
-        model sees none, and as `shown_images`."""
+        """The prepared turn with the images that the model is to see. Raises ModelWithoutVision if a new question has
+        some and the model sees none, and as `shown_images`."""
         if not names_images(ask, prepared.history):
             return prepared
         begins = prepared.asked is None
@@ -413,7 +413,7 @@ class TurnRunner:
     def _expect_rerun(
         self, cut: AskRecord, known: KnownSession, stored: StoredExchange | None, agent: TurnAgent
     ) -> None:
-        """Raise Conflict if the service may not run a turn again: its agent must not now, or its ranks are taken."""
+        """Raise Conflict if the service may not restart a turn: its agent no longer may, or its ranks are taken."""
         if not self._may_rerun(agent, continued=cut.earlier is not None):
             raise Conflict
         if stored is None and known.session.next_rank != cut.user_message.rank:
@@ -435,7 +435,7 @@ class TurnRunner:
             return exchange, _begun(exchange, prepared, self._rerun(turn, prepared))
 
     async def _take_slot(self, turn: Turn, prepared: _Prepared, begun: AskRecord) -> tuple[float, _Prepared]:
-        """Store the question where that is due, and take a slot. Returns the seconds waited for it."""
+        """Store the question if other instances need it, and take a slot. Returns the seconds waited for it."""
         admission, model = self._admission, prepared.model
         if not turn.counted:
             # Only here is it known that it runs at this instance, and that it has not ended before.
@@ -455,8 +455,10 @@ class TurnRunner:
                 asked = prepared.waited.asked_of_person
                 prepared = replace(prepared, saved=await prepared.agent.claim(turn.ask.session_id, run_of(asked)))
                 self._note(_answered(turn.ask, asked))
-                recorded = None  # where it is lost now, who has the session goes on with it: nobody can claim it again
-            self._expect_held(prepared.lease)  # all of this may have taken a while
+                recorded = (
+                    None  # if lost now, the instance that has the session continues it: nobody can claim it again
+                )
+            self._expect_held(prepared.lease)  # all of this may have taken long
             whole = True
         finally:
             # On any failure: a slot that is not returned is lost for good, and a question would be run by others.
@@ -517,7 +519,7 @@ class TurnRunner:
         ask = turn.ask
         if turn.cut is not None:
             return turn.cut.rerun
-        # Who wanted it stopped when their connection breaks has lost it with this process.
+        # A client that wanted it stopped when its connection breaks has lost the connection with this process.
         if ask.on_disconnect == "cancel" or not self._may_rerun(prepared.agent, continued=prepared.waited is not None):
             return None
         rerun = Rerun(
@@ -540,7 +542,7 @@ class TurnRunner:
         """Ends a run that another instance may have taken over, before it announces its next tool call."""
 
         def guarded(event: AgentEvent) -> None:
-            if type(event) is not Delta:  # text does no harm: it is replaced where another instance goes on
+            if type(event) is not Delta:  # text does no harm: it is replaced if another instance continues
                 self._expect_held(lease)
             emit(event)
 
@@ -575,7 +577,7 @@ class TurnRunner:
     async def _answer(self, exchange: Exchange, prepared: _Prepared, traceparent: str | None) -> _Ending:
         """Let the agent answer. Each way to end is a value, so that all are recorded alike.
 
-        Raises only `LeaseLost`, where another instance may go on with the turn: then it has not ended.
+        Raises only `LeaseLost`, if another instance may continue the turn: then it has not ended.
         """
         ask = exchange.ask
         shown_id = loggable(ask.exchange_id)
@@ -736,7 +738,7 @@ class TurnRunner:
 
 
 def _uncancel() -> None:
-    """The running task goes on after a stop that it has understood."""
+    """Let the running task continue after a cancellation that it has handled."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
@@ -853,7 +855,7 @@ def refuse(turn: Turn, error: ServiceError) -> None:
 
 
 def _used(placeholder: ChatMessage) -> dict[str, Any] | None:
-    """What the model calls of a run that waits took, as it is stored."""
+    """The usage of the model calls of a waiting run, as it is stored."""
     used: dict[str, Any] | None = placeholder.metadata["extras"].get("usage")
     return used
 

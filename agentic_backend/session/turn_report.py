@@ -34,7 +34,7 @@ NUMBERED: Final = frozenset({"llm_invoke", "tool_call"})
 _ELSEWHERE: Final = frozenset({"llm_invoke", "kf_vector_search"})
 """Phases spent in other processes: the rest of a turn is this service's own overhead."""
 _GOOD: Final = frozenset({"ok", "cancelled"})
-"""How a turn ends that did not fail: a person may have stopped it."""
+"""The ends of a turn that did not fail: a person may have stopped it."""
 _AROUND: Final = frozenset({"llm_invoke", "stream_agent_response", *HOSTED_PHASES})
 _PLAIN: Final = re.compile(r"[\w.:;/@+-]{1,200}", re.ASCII)
 _QUOTABLE: Final = re.compile(r"[ !#-\[\]-~]{1,200}")
@@ -66,7 +66,7 @@ class TurnReports:
         self.windows = windows
 
     def traceparent(self, ask: Ask) -> str | None:
-        """What the calls of a turn carry: where turns are traced a span of its own, else what came with the ask."""
+        """The trace header of a turn's calls: a span of its own if turns are traced, else what came with the ask."""
         return ask.traceparent if self._tracer is None else self._tracer.begin(ask.traceparent)
 
     def begin(self, ledger: Ledger) -> None:
@@ -129,7 +129,7 @@ class TurnReports:
             logger.info("%s", _line(ask, ledger.owner, fields, rows))
 
     def refused(self, ask: Ask, error: ServiceError, ledger: Ledger) -> None:
-        """Report an ask that became no turn."""
+        """Report an ask that did not become a turn."""
         status = "error" if isinstance(error, HistoryUnavailable) else "rejected"
         self._metrics.turns(ledger.owner, status).inc()
         waited_ms = (time.perf_counter() - ask.received_at) * 1e3

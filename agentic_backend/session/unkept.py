@@ -1,4 +1,4 @@
-"""Turns that nothing is kept of: every session exists, is new, and stays so."""
+"""Turns of which nothing is stored: every session exists, is new, and stays so."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ from backend_kit.aio import TaskRegistry
 from backend_kit.kpi import Kpi
 
 _RULES: Final = RegistryRules(kept_s=0.0, kept_bytes=0, by_session=False)
-"""An ask has nothing to do with those before it or beside it."""
+"""Each ask is independent of all others."""
 
 
 def unkept_turns(
@@ -31,7 +31,7 @@ def unkept_turns(
     *,
     name: str,
 ) -> TurnRegistry:
-    """A registry whose turns are those of any other, but for what they know and what they leave: nothing.
+    """A registry whose turns are like those of any other, except that they know nothing and leave nothing.
 
     `name` is the agent and the title of their sessions.
     """
@@ -112,5 +112,5 @@ class NullLog:
         """Nothing."""
 
     async def append(self, record: TurnRecord) -> Durability:  # noqa: ARG002 - of the port
-        """Says that nothing stands behind it."""
+        """Reports that nothing is stored."""
         return "none"

@@ -1,4 +1,4 @@
-"""Who looks out for the turns of which sessions, also for those that other instances begin."""
+"""Watchers of the turns of sessions, also of those that other instances begin."""
 
 import asyncio
 from collections.abc import Callable
