@@ -49,7 +49,7 @@ format: ## format the code and repair what the linter can
 	@$(DEV) .venv/bin/ruff format .
 	@$(DEV) .venv/bin/ruff check --fix .
 
-lock: ## resolve the dependencies anew into uv.lock (ARGS=--upgrade takes newer ones)
+lock: ## resolve the dependencies again into uv.lock (ARGS=--upgrade takes newer ones)
 	@./deploy/toolchain.sh uv lock $(ARGS)
 
 bench: ## the load test of this release, on this machine

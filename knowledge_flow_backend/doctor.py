@@ -45,7 +45,7 @@ _EMBEDDING: Final = ModelKeys(
 
 
 def checks_of(settings: KnowledgeFlowSettings) -> list[Check]:
-    """What it looks at, in the order in which it is told."""
+    """What it checks, in the order in which it is reported."""
     machine = in_thread(lambda: look_at_machine(wanted_of(settings), Machine.here()))
     return [
         itself_check(settings.app, version("turnwise")),

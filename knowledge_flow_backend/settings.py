@@ -287,8 +287,8 @@ class Limits(Section):
     `attachment_limit_reached`. It should not be less than the agentic service's `ai.max_attached_files_per_user`.
     0 = no limit."""
     max_libraries_per_user: Count = 1000
-    """Libraries that a user may own; a further one gets `conflict`. Whoever they are shared with lists all of them.
-    0 = no limit."""
+    """Libraries that a user may own; a further one gets `conflict`. Everybody with whom they are shared lists all of
+    them. 0 = no limit."""
 
 
 class Deadlines(Section):

@@ -32,7 +32,7 @@ from backend_kit.auth import Identity
 from backend_kit.wire import CODES, dumps, storable
 
 LEAST_TURNS: Final = 5
-"""Of fewer nobody is told how long they took: they might be those of one other person."""
+"""For fewer turns their duration is not reported: they might all be of one other person."""
 _STATIC: Final = "Agents come from the configuration file alone (ai.use_static_config_only)."
 _CONFIGURED: Final = "This agent comes from the configuration file."
 _AgentId = Annotated[str, PathParam(max_length=128), AfterValidator(storable)]

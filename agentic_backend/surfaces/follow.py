@@ -129,7 +129,7 @@ async def turn_stream(
 
     `begin` starts or finds the turn once the stream may be opened, and returns the position where its events are told
     from. Streams of doors count as our own do, for `limits.max_sockets`, `per_user.sockets` and `per_address.sockets`,
-    get heartbeats after `deadlines.heartbeat_s`, are cut where their client does not read for `deadlines.send_s`, and
+    get heartbeats after `deadlines.heartbeat_s`, are cut off if their client does not read for `deadlines.send_s`, and
     are waited for in a drain. A client that leaves cancels a turn whose ask says so. An ask that is refused becomes
     `writer.refuse`'s answer.
     """

@@ -204,7 +204,7 @@ class Breaker:
 
     def failed(self, waited_s: float = 0.0, late_for: str = "") -> None:
         """Record that the call failed, including its retries; after `waited_s`, if it had no answer by its deadline,
-        `late_for` that user, where users are told apart."""
+        `late_for` that user, if there are users."""
         now = self._clock()
         self._failures.append((now, waited_s, late_for))
         in_a_row = len(self._failures) == _FAILURES and self._in_a_row_s() <= _WINDOW_S

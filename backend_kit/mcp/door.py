@@ -59,7 +59,7 @@ class McpDoor:
         # The SDK logs what clients send; what fails in our handlers is logged by `guarded`.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         server.middleware[:] = [guarded]
-        # Its event streams end once any server of uvicorn in the process was told to exit; ours end by our drain.
+        # Its event streams end once any uvicorn server in the process has been asked to exit; ours end with our drain.
         AppStatus.enable_automatic_graceful_drain = False
         AppStatus.should_exit = False
         self.rules = rules

@@ -9,8 +9,8 @@ from backend_kit.auth import AuditAction, AuditEvent, Lately, NoteEvent
 from backend_kit.db.audit import adding
 from knowledge_flow_backend.index.models import ChunkHit, Reader
 
-# Whose it is only Postgres knows, and a reader does not wait for it: what is one's own is left out when the events are
-# written. One's own that was deleted within that moment is not.
+# Only Postgres knows the owner, and a reader does not wait for it: reads by the owner are left out when the events are
+# written, except of what was deleted within that moment.
 ADD_EVENTS: Final = text(
     adding(
         """NOT (e.action = 'read_by_share' AND CASE e.kind

@@ -101,7 +101,7 @@ ONLY_HERE: Final = text(
 ACCESS: Final = text(
     "SELECT t.everyone, t.reader_users, t.reader_groups FROM tags t WHERE t.id = :id AND t.owner_id = :reader"
 )
-# Only what the events were made of is changed: whoever shares it at the same time has events of their own.
+# Only what the events were made from is changed: a concurrent change of the sharing has events of its own.
 SET_ACCESS: Final = with_events(
     """UPDATE tags SET everyone = :everyone, reader_users = CAST(:users AS text[]),
     reader_groups = CAST(:reading_groups AS text[]), updated_at = now() WHERE id = :id AND owner_id = :reader

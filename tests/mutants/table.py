@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "a drain does not wait for running turns",
         "agentic_backend/session/registry.py",
-        "            async with asyncio.timeout(deadline_s):\n                # Who has",
-        "            async with asyncio.timeout(0):\n                # Who has",
+        "            async with asyncio.timeout(deadline_s):\n                # Without anything",
+        "            async with asyncio.timeout(0):\n                # Without anything",
         f"{SESSION}/test_registry.py::test_a_drain_waits_for_running_turns_and_refuses_new_ones",
     ),
     Mutant(

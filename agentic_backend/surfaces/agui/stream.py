@@ -15,7 +15,7 @@ from backend_kit.wire import Code
 
 
 class RunStream:
-    """Says what happens in one run, from a position of the client's on. Implements `StreamWriter`."""
+    """Writes what happens in one run, from a client's position on. Implements `StreamWriter`."""
 
     headers: Sequence[tuple[bytes, bytes]] = ()
     heartbeat = HEARTBEAT

@@ -23,8 +23,7 @@ _RANK_DIGITS: Final = 10
 @dataclass(frozen=True, slots=True)
 class ResponseId:
     """The exchange of a response, `exchange_id` and `session_id` as UUIDs: its id says where it is, so that nothing has
-    to be remembered between two requests. Whoever asks for it is asked about as its session's owner: an id opens
-    nothing by itself.
+    to be remembered between two requests. An id alone gives no access: the caller must own the session.
 
     If an agent asked a person, the exchange is one response up to that question, and one more after each answer: that
     one has the `rank` of the answer.

@@ -182,7 +182,7 @@ export class LibraryApi {
     return this.#api.transfer(path, null, { sent: () => {}, line, signal });
   }
 
-  /** Whether people are told apart here: without, there is nobody to share with. */
+  /** Whether there are users here: without, there is nobody to share with. */
   async tellsPeopleApart() {
     const { user_auth: auth } = await this.#api.settings();
     return auth.enabled;
