@@ -1,4 +1,4 @@
-"""REST of who may use, edit and share an agent: read and set by those who may share it."""
+"""REST routes for who may use, edit and share an agent: read and set by those who may share it."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ class SubjectsBody(BaseModel):
 
 
 class AgentAccess(BaseModel):
-    """Who may do what with an agent. `use` null: everybody. What is misspelled must not pass for that."""
+    """Who may do what with an agent. `use` null: everybody. A misspelled field must not be taken for that."""
 
     model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 
@@ -75,8 +75,8 @@ def add_agent_access(router: APIRouter, services: Callable[[], AgentServices], c
 
     @router.put("/agents/{agent_id}/access")
     async def set_agent_access(agent_id: _AgentId, identity: caller, body: AgentAccess) -> AgentAccess:
-        """Replace who may use, edit and share an agent, for those who may share it. It counts here at once, at other
-        instances within 5 s; a turn that runs ends as it would have."""
+        """Replace who may use, edit and share an agent, for those who may share it. It takes effect here at once, at
+        other instances within 5 s; a running turn ends normally."""
         state = _shared(services(), identity, agent_id)
         event = AuditEvent.by(identity, AuditAction.AGENT_SHARED, "agent", agent_id)
         await state.policy.replace(agent_id, body.grants(agent_id), event)

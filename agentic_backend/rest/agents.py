@@ -43,7 +43,7 @@ _Words = Annotated[str, StringConstraints(max_length=2000), AfterValidator(stora
 
 
 class _Body(BaseModel):
-    """Unknown keys are ignored: what `GET /agents` gives may be sent back."""
+    """Unknown keys are ignored: the output of `GET /agents` may be sent back."""
 
     model_config = ConfigDict(strict=True, hide_input_in_errors=True)
 
@@ -123,7 +123,8 @@ class UpdateAgent(_Body):
 
 @dataclass(frozen=True, slots=True)
 class AgentServices:
-    """What the routes need. `made` is None if agents come only from the configuration; `policy` says who may."""
+    """What the routes need. `made` is None if agents come only from the configuration; `policy` decides who may do
+    what."""
 
     catalog: Catalog
     created: CreatedAgents | None
@@ -134,7 +135,7 @@ class AgentServices:
         return self.created is not None and self.policy.may_create(identity)
 
     def may_edit_any(self, identity: Identity) -> bool:
-        """Whether there is an agent that this caller may change and delete, or may make."""
+        """Whether there is an agent that this caller may change and delete, or create."""
         return self.created is not None and self.policy.may_edit_any(identity)
 
     def editable(self, identity: Identity) -> CreatedAgents:
@@ -177,35 +178,35 @@ def add_agents(router: APIRouter, services: Callable[[], AgentServices], caller:
 
     @router.get("/agents/editable")
     async def editable_agents(made: editor, identity: caller) -> Response:
-        """The agents that the caller may change, and what agents may be made of: kinds, models, MCP servers. For who
-        may change any, where the configuration allows it."""
+        """The agents that the caller may change, and what agents can be made from: kinds, models, MCP servers. For
+        callers who may change any, if the configuration allows it."""
         return Response(dumps(_editable(services(), made, identity)), media_type="application/json")
 
     @router.post("/agents/create")
     async def create_agent(body: CreateAgent, made: editor, identity: caller) -> Response:
-        """Make an agent of a known kind, which its maker may share: for editors, where the configuration allows it."""
+        """Create an agent of a known kind, which its creator may share: for editors, if the configuration allows it."""
         state = services()
         if not state.may_edit(identity):
             raise Forbidden
         answer = await _answer(state.catalog, made.create(body.name, body.type, body.class_path, identity))
-        await state.policy.look()  # who made it may share it
+        await state.policy.look()  # its creator may share it
         return answer
 
     @router.put("/agents/update")
     async def update_agent(body: UpdateAgent, made: editor, identity: caller) -> Response:
-        """Change an agent that was made over REST; the body is the whole of it."""
+        """Change an agent that was created over REST; the body is the whole agent."""
         services().expect_editable(identity, body.id)
         return await _answer(services().catalog, made.update(body.settings(), identity))
 
     @router.delete("/agents/{agent_id}", status_code=204)
     async def delete_agent(agent_id: str, made: editor, identity: caller) -> None:
-        """Delete an agent that was made over REST. A turn that runs ends as it would have."""
+        """Delete an agent that was created over REST. A running turn ends normally."""
         services().expect_editable(identity, agent_id)
         await made.delete(agent_id, identity)
 
 
 def _editable(state: AgentServices, made: CreatedAgents, identity: Identity) -> dict[str, Any]:
-    """Body of `GET /agents/editable`; no kinds where the caller makes no agents."""
+    """Body of `GET /agents/editable`; no kinds if the caller may create no agents."""
     catalog = state.catalog
     names = catalog.names()
     kinds = [
@@ -239,8 +240,8 @@ async def _answer(catalog: Catalog, doing: Awaitable[AgentSettings]) -> Response
 
 
 class AgentPace(BaseModel):
-    """Turns that the answering instance has measured in the last day, and their median; null where there are too
-    few, and for agents that were made over REST, which are measured together."""
+    """Turns that the answering instance has measured in the last day, and their median; null if there are too few, and
+    for agents that were created over REST, which are measured together."""
 
     turns: int | None = None
     median_ms: float | None = None

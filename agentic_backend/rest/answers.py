@@ -1,4 +1,4 @@
-"""REST answers of any length, sent a part at a time: what is in memory follows bounds, not what is asked for."""
+"""REST responses of any length, sent a part at a time: memory is bounded whatever is asked for."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ UNREAD: Final = "answers_unread"
 ANSWER_PARTS: Final = GateRules(places=16, per_user=4, reserve=4)
 """A place holds one part: up to a quarter of a MiB, a whole one where a single message is as large."""
 _SLOWEST_BYTES: Final = 256 * 1024
-"""What a client must take within `deadlines.send_s`."""
+"""Bytes that a client must take within `deadlines.send_s`."""
 _SEND_BYTES: Final = 64 * 1024
-"""Handed to the transport at a time, which buffers as much."""
+"""Bytes handed to the transport at a time, which buffers as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,22 @@ class Answers:
 
 
 class _Unread(Exception):
-    """The client does not read."""
+    """The client is not reading."""
 
 
 class PagedAnswer(Response):
-    """An answer whose parts are made when those before them have been sent.
+    """A response whose parts are made once those before them have been sent.
 
-    One part alone is an ordinary answer with its length. Before each part it waits for a place at the gate, which the
-    part holds until the client has taken it: so the bytes in flight are bounded by user and in all. A client that is
+    A single part is an ordinary response with its length. Before each part it waits for a place at the gate, which the
+    part holds until the client has taken it: so the bytes in flight are bounded per user and in total. A client that is
     too slow is cut off, and so is one whose answer cannot be completed: a connection that is closed in the middle is
-    the only way to say so. What fails before the first part is an error as of any route.
+    the only way to say so. A failure before the first part is an ordinary error response.
     """
 
     def __init__(
         self, answers: Answers, user_id: str, parts: Parts, *, media_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`parts` has one part at least. The time that making them takes together is its `history_get`."""
+        """`parts` has at least one part. The total time of making them is its `history_get`."""
         self.media_type = media_type
         super().__init__(headers=headers)
         del self.headers["content-length"]

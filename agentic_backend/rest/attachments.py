@@ -56,7 +56,7 @@ _REFUSALS: Final = (
     Overloaded,
     SessionNotFound,
 )
-"""What may be known of a file before all of it has come."""
+"""What is known of a file before all of it has come."""
 _LIMITS: Final[dict[type, str]] = {
     AttachmentLimitReached: "max_attached_files_per_user",
     AttachmentTooLarge: "max_attached_file_size_mb",
@@ -79,7 +79,7 @@ class IngestedDocuments(Protocol):
         """Have an image re-encoded, without keeping it. Raises `UploadProcessingFailed`."""
 
     async def delete(self, document_uid: str, session_id: str, caller: Caller) -> None:
-        """Delete one document; it is no failure if it does not exist."""
+        """Delete one document; not an error if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class AttachmentServices:
     """What the routes need. A user may have `most` attachments (0: the routes are off), of `max_bytes` each.
 
     `limit_hit` is called with the name of a limit each time it rejects a file. Files are in `directory` (None: the
-    system's for temporary files) while they are received and handed on; each has a place at `gate`.
+    system's for temporary files) while they are received and passed on; each has a place at `gate`.
     """
 
     store: AttachmentStore
@@ -114,7 +114,7 @@ def add_attachments(router: APIRouter, services: Callable[[], AttachmentServices
     async def attachment_summary(
         attachment_id: AttachmentId, identity: caller, session_id: OfSession = None
     ) -> dict[str, Any]:
-        """What an attachment is, and how its text begins."""
+        """The data of an attachment, and the beginning of its text."""
         found = await services().store.find(attachment_id, identity.uid, session_id)
         if found is None:
             raise AttachmentNotFound
@@ -147,7 +147,7 @@ def file_name(raw: str) -> str:
 
 
 async def _answer(state: AttachmentServices, request: Request, identity: Identity) -> Response:
-    """The attachment, or why there is none."""
+    """Store the attachment; returns it, or why there is none."""
     try:
         answer = await _upload(state, request, identity)
     except UploadProcessingFailed as refused:
@@ -235,7 +235,7 @@ async def _drawn(
 
 
 class _Admission:
-    """Decides of one file whether it may be stored, and takes its place among those that are, until `stack` closes."""
+    """Decides whether one file may be stored, and holds a place for it until `stack` closes."""
 
     def __init__(self, state: AttachmentServices, user_id: str, stack: AsyncExitStack) -> None:
         self._state = state

@@ -15,7 +15,7 @@ Encoding = Literal["gzip", "zstd"]
 
 
 class Compressor(Protocol):
-    """Makes one body smaller, a piece at a time: what each call returns follows what was returned before."""
+    """Compresses one body, a piece at a time: the output of each call follows that of the calls before."""
 
     def compress(self, data: bytes, /) -> bytes:
         """Take a piece in; may return nothing."""
@@ -35,7 +35,7 @@ OFF_LOOP_BYTES: Final = 64 * 1024
 _GZIP_LEVEL: Final = 4
 _ZSTD_LEVEL: Final = 3
 _ZSTD_SMALL: Final = {"window_log": 17, "hash_log": 15, "chain_log": 14}
-"""0.7 MB for each answer that is being compressed, in place of 1.3."""
+"""0.7 MB for each response that is being compressed, instead of 1.3."""
 _OFFERED: Final[dict[Mode, tuple[Encoding, ...]]] = {
     "none": (),
     "gzip": ("gzip",),
@@ -141,8 +141,8 @@ def _is_text(headers: MutableHeaders) -> bool:
 
 
 def _is_stream(head: Message) -> bool:
-    """Whether an answer is a stream of events, or of anything that nobody may change on its way: its head must not
-    wait, as pieces are sent past this (`send_now`)."""
+    """Whether a response is a stream of events, or of anything else that must not be transformed: its head must not
+    wait, as pieces bypass this (`send_now`)."""
     for name, said in head.get("headers", ()):
         if (name == b"content-type" and said.startswith(_STREAMED)) or (name == b"cache-control" and _AS_IT_IS in said):
             return True

@@ -31,14 +31,14 @@ _OF_OPERATORS: Final = ("feedback:read_all", "kpi:read")
 """What an operator may see."""
 _OF_MAKERS: Final = ("agents:create",)
 _OF_EDITORS: Final = ("agents:delete", "agents:update")
-"""What further callers may do: with any agent that is not configured, or with those that were shared for it."""
+"""What some callers may do: with any agent that is not configured, or with those that were shared with them for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicSettings:
-    """What anybody may read of the configuration: how to sign in, and what a message may have. No secrets.
+    """What anybody may read of the configuration: how to sign in, and the limits of a message. No secrets.
 
-    `currency` is that of costs, for who may see those; None where no model has a price.
+    `currency` is that of costs, for those who may see them; None if no model has a price.
     """
 
     auth_enabled: bool
@@ -95,7 +95,7 @@ def add_configuration(
 
     @router.get("/config/frontend_settings")
     async def frontend_settings() -> dict[str, Any]:
-        """How to sign in, and what a message may have. No credentials."""
+        """How to sign in, and the limits of a message. No credentials."""
         return settings().wire()
 
     @router.get("/config/permissions")

@@ -1,4 +1,4 @@
-"""REST by which the page opens a citation: a passage and its document, read from knowledge flow for the caller.
+"""REST routes by which the page opens a citation: a passage and its document, read from knowledge flow for the caller.
 
 The page may connect only to the service that it comes from, so these documents pass through here.
 """
@@ -47,12 +47,12 @@ def add_documents(router: APIRouter, documents: Callable[[], ReadableDocuments],
 
     @router.get("/documents/{uid}/markdown")
     async def markdown(uid: Uid, request: Request, identity: caller) -> Response:
-        """The whole text of a document, in which passages count their offsets."""
+        """The whole text of a document, to which the offsets of passages refer."""
         return _answer(await documents().markdown(uid, _caller(request, identity)))
 
     @router.get("/documents/{uid}/linked")
     async def linked(uid: Uid, path: Link, request: Request, identity: caller) -> Response:
-        """The document that a relative link in this one leads to: one of a library that this one stands in."""
+        """The document that a relative link in this one leads to, in a library of this one."""
         return _answer(await documents().linked(uid, path, _caller(request, identity)))
 
 

@@ -30,7 +30,7 @@ class ExportServices(Protocol):
 
     @property
     def answers(self) -> Answers:
-        """What bounds it."""
+        """The limits of long responses."""
 
 
 def add_export(router: APIRouter, services: Callable[[], ExportServices], caller: Any) -> None:
@@ -65,7 +65,7 @@ def as_markdown(session: Session, messages: MessageReader) -> Parts:
 
 
 def markdown_head(session: Session) -> bytes:
-    """What stands before the messages: title, id and time."""
+    """The head before the messages: title, id and time."""
     title = " ".join(session.title.split()) or "Conversation"
     return f"# {title}\n\nConversation {session.id}, last used {session.updated_at}\n".encode()
 

@@ -1,4 +1,4 @@
-"""REST by which a page shows an image of one of the caller's conversations, a part at a time."""
+"""REST route by which a page shows an image of one of the caller's conversations, a part at a time."""
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol

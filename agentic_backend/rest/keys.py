@@ -1,4 +1,4 @@
-"""REST of API keys: made, listed and revoked by their owners; operators see and revoke everybody's."""
+"""REST routes of API keys: created, listed and revoked by their owners; operators see and revoke everybody's."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ class KeyStore(Protocol):
         ...
 
     async def revoke(self, key_id: str, owner: str | None, event: AuditEvent) -> bool:
-        """End a key for good, and store the event; that of any owner with None. False where there is none."""
+        """Revoke a key for good, and store the event; with None, a key of any owner. False if there is none."""
         ...
 
     async def delete(self, key_ids: Sequence[str], owner: str, events: Sequence[AuditEvent]) -> int:
@@ -59,8 +59,8 @@ _PLAIN: Final = frozenset({KeyScope.ASK, KeyScope.READ, KeyScope.SEARCH})
 
 
 class MakeKey(BaseModel):
-    """Body of `POST /chatbot/keys`. What is left out of `agents` and `libraries` means all of the owner's, so what is
-    misspelled must not pass for it."""
+    """Body of `POST /chatbot/keys`. Leaving out `agents` or `libraries` means all of the owner's, so a misspelled field
+    must not be taken for that."""
 
     model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 
@@ -76,8 +76,8 @@ class MakeKey(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class KeyServices:
-    """What the routes need. `store` and `keys` are None where keys are off. `operator_roles`: whose holders may see all
-    keys and make those that act for others; None if everybody may. `editor_roles`: who may change agents, likewise.
+    """What the routes need. `store` and `keys` are None where keys are off. Holders of `operator_roles` may see all
+    keys and create those that act for others; None if everybody may. `editor_roles` likewise for changing agents.
     `provider_users`: whether a key may name users of the identity provider."""
 
     store: KeyStore | None
@@ -138,7 +138,7 @@ class KeyServices:
 
 def owner_of(caller: Any) -> Callable[..., Awaitable[Identity]]:
     """What a route depends on to be given a caller who has keys. It raises `Forbidden` for a user whom a front end
-    names: they have conversations, and no say over the keys of whoever runs it."""
+    names: they have conversations, but no say over the keys of its operator."""
 
     async def owner(identity: caller) -> Identity:
         if identity.acting:
@@ -156,7 +156,7 @@ def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any
 
     @router.post("/chatbot/keys", status_code=201)
     async def make_api_key(identity: known, body: MakeKey) -> dict[str, Any]:
-        """Make a key that may do no more than its maker. `key` is shown in this answer and never again."""
+        """Create a key that may do no more than its creator. `key` is shown only in this response."""
         state = services()
         shown, record = state.new_record(body, identity, time.time())
         event = AuditEvent.by(identity, AuditAction.KEY_MADE, "key", record.id)
@@ -186,7 +186,7 @@ def add_keys(router: APIRouter, services: Callable[[], KeyServices], caller: Any
 
 
 def wire(record: KeyRecord) -> dict[str, Any]:
-    """A key as its owner sees it. `id` is the part that the key begins with; the secret is not known any more."""
+    """A key as its owner sees it. `id` is the part that the key begins with; the secret is no longer known."""
     return {
         "id": record.id,
         "name": record.name,
@@ -212,7 +212,7 @@ def _store(state: KeyServices) -> KeyStore:
 
 
 def _within(field: str, wanted: frozenset[str] | None, own: frozenset[str] | None) -> frozenset[str] | None:
-    """What a key is limited to that a key with this limit makes."""
+    """The limits of a key that was created with a key that has this limit."""
     if own is None or wanted is None:
         return own if wanted is None else wanted
     if not wanted <= own:

@@ -55,7 +55,7 @@ def _step_view(step: DayStep) -> dict[str, Any]:
 
 
 def _waits(time: Slice) -> dict[str, float]:
-    """What the average use of a pool waited for a connection."""
+    """How long the average use of a pool waited for a connection."""
     reads = time.ended.reads - time.begun.reads
     batches = time.ended.batch_statements - time.begun.batch_statements
     waited = (time.ended.read_wait_s - time.begun.read_wait_s, time.ended.batch_wait_s - time.begun.batch_wait_s)
@@ -82,7 +82,7 @@ def _quantiles(counts: Mapping[int, int]) -> dict[str, float] | None:
 
 
 def _by_name(whole: DayStep, kind: Kind) -> list[dict[str, Any]]:
-    """Those with most turns first; the others together, `name` null, at the end."""
+    """Those with most turns first; at the end the sum of the others, with `name` null."""
     found = {name: kept for (of, name), kept in whole.tallies.items() if of == kind}
     ordered = sorted(found, key=lambda name: (name == OTHERS, -found[name].turns, name))
     return [{"name": name if name != OTHERS else None, **_figures(found[name])} for name in ordered]

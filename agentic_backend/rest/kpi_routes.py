@@ -26,7 +26,7 @@ from backend_kit.wire import dumps
 
 _STEP_SLICES: Final = 10
 Instance = Annotated[str | None, Query(max_length=200)]
-"""Of which instance a view tells; none = the one that answers."""
+"""The instance that a view is about; none = the one that answers."""
 
 
 class OtherInstances(Protocol):
@@ -38,11 +38,11 @@ class OtherInstances(Protocol):
         ...
 
     async def alive(self) -> list[dict[str, Any]]:
-        """Those that live: `id`, `url`, whether each is `draining`, and whether it is the one that answers (`here`)."""
+        """The live ones: `id`, `url`, whether each is `draining`, and whether it is the one that answers (`here`)."""
         ...
 
     async def view(self, instance: str, name: str, query: Mapping[str, str]) -> bytes | None:
-        """The view of another one, as JSON; None where it does not live, or has no such view."""
+        """The view of another one, as JSON; None if it is not alive, or has no such view."""
         ...
 
 
@@ -65,7 +65,7 @@ class KpiViews:
 
     @property
     def whose(self) -> dict[str, Any]:
-        """Of which process they tell."""
+        """The process that they are about."""
         return {"instance": None if self.others is None else self.others.me, "worker": self.worker}
 
 
@@ -134,13 +134,13 @@ def add_kpi(router: APIRouter, views: Callable[[], KpiViews], caller: Any) -> No
 
     @router.get("/kpi/instances")
     async def instances(seen: operator) -> list[dict[str, Any]]:
-        """The instances that live, whose ids the other views take: for operators. None where there is only one."""
+        """The live instances, whose ids the other views take: for operators. None if there is only one."""
         return [] if seen.others is None else await seen.others.alive()
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a view is asked for."""
+    """The parameters of a view."""
 
     window_s: float = float(KEPT_S)
     exchange: str = ""

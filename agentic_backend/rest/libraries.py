@@ -1,8 +1,8 @@
-"""REST by which the page keeps libraries: the routes of knowledge flow that are listed here, and no others.
+"""REST routes by which the page manages libraries: the routes of knowledge flow that are listed here, and no others.
 
 The page may connect only to the service that it comes from, so these pass through here, below `/knowledge`: with the
-caller's own token, by which knowledge flow decides what they may do. Uploads and downloads pass in pieces, of which a
-few are in memory at a time.
+caller's own token, by which knowledge flow decides what they may do. Uploads and downloads pass in pieces, with a few
+in memory at a time.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -180,13 +180,13 @@ class _Body:
 
 
 async def _upload(client: LibraryClient, asked: KnowledgeRequest, request: Request, asked_by: Caller) -> Response:
-    """An upload, passed on while it comes; its answer, while that comes."""
+    """An upload, passed on while it is received; its response likewise."""
     content_type = request.headers.get("content-type", "")
     printable = content_type.isascii() and content_type.isprintable() and len(content_type) <= _MAX_TYPE_CHARS
     if not printable or not content_type.startswith("multipart/form-data"):
         raise BadRequest("no multipart/form-data", field="Content-Type")
     headers = {"Content-Type": content_type}
-    # With it knowledge flow refuses what is too large before a byte of it has come.
+    # With this header knowledge flow refuses too large an upload before a byte of it has come.
     if (declared := request.headers.get("content-length", "")).isdigit():
         headers["Content-Length"] = declared
     body = _Body(request)
@@ -213,7 +213,7 @@ async def _stream(
 
 
 class _Relayed(Download):
-    """An answer of knowledge flow's that is sent on as it comes; then what it came by is closed, however it ends."""
+    """A response of knowledge flow that is passed on as it comes; its connection is then closed, however it ends."""
 
     def __init__(self, pieces: AsyncIterator[bytes], opened: AsyncExitStack, **options: Any) -> None:
         super().__init__(pieces, **options)
@@ -229,7 +229,7 @@ def _kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _refusal(request: Request, status: int, headers: Mapping[str, str], body: bytes) -> Response:
-    """What knowledge flow refused, in the words of this service. Raises `Unauthenticated`, `KfUnavailable`, 404."""
+    """A refusal by knowledge flow as an error of this service. Raises `Unauthenticated`, `KfUnavailable`, 404."""
     if status == 401:
         raise Unauthenticated
     if status == 404:

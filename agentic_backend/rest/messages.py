@@ -9,7 +9,7 @@ from agentic_backend.session.models import HistoryPage, HistoryWindow, cut_texts
 from agentic_backend.session.store import SessionStore
 
 _OFF_LOOP_BYTES: Final = 64 * 1024
-"""What is written of more than this is written in a thread."""
+"""Pages of more bytes than this are encoded in a thread."""
 
 
 class MessageReader:
@@ -35,8 +35,8 @@ class MessageReader:
             between = b","
 
     async def written(self, write: Callable[[Sequence[bytes]], bytes], write_large: Callable[[int], bytes]) -> Parts:
-        """All messages a page at a time, as `write` says it, and as `write_large` says one by its rank that is too
-        large to be in memory. May raise `HistoryUnavailable`."""
+        """All messages a page at a time, encoded by `write`, and by `write_large`, with its rank, one that is too large
+        for memory. May raise `HistoryUnavailable`."""
         async for page in self._store.pages(*self._key, HistoryWindow()):
             written = await written_page(page, write) if page.large is None else write_large(page.large)
             yield AnswerPart(written, page.last)
@@ -47,18 +47,18 @@ class MessageReader:
 
 
 async def written_page(page: HistoryPage, write: Callable[[Sequence[bytes]], bytes]) -> bytes:
-    """The messages of a page as `write` says them, in a thread where they are many bytes. The page is empty then."""
+    """The messages of a page encoded by `write`, in a thread if they are many bytes. The page is emptied."""
     if sum(map(len, page.messages)) <= _OFF_LOOP_BYTES:
         written = write(page.messages)
     else:
         written = await asyncio.to_thread(write, page.messages)
-    # Those who read the page stand where they gave it away, and hold it until its reader comes for the next.
+    # The generators below are suspended where they yielded the page, and hold it until the next one is asked for.
     page.messages.clear()
     return written
 
 
 async def enclosed(head: bytes, parts: Parts, end: bytes) -> Parts:
-    """The parts between two texts. Where there is one alone, or none, it stays one."""
+    """The parts between two texts. One part, or none, stays a single part."""
     last = False
     async for part in parts:
         last = part.last

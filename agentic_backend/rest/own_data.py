@@ -1,4 +1,4 @@
-"""REST of all that is the caller's: exported as one file, and deleted as a whole."""
+"""REST routes for everything that belongs to the caller: exported as one file, and deleted as a whole."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -75,8 +75,8 @@ def add_own_data(router: APIRouter, services: Callable[[], OwnDataServices], cal
 
     @router.get(PATH + "/export", response_class=Response, responses={200: file})
     async def export_own_data(identity: known) -> Response:
-        """All that is the caller's as one JSON file: conversations with their messages, the names of their attachments
-        and the links to them, preferences, feedback, and links and keys without their secrets."""
+        """Everything that belongs to the caller as one JSON file: conversations with their messages, the names of their
+        attachments and the links to them, preferences, feedback, and links and keys without their secrets."""
         state = services()
         headers = {
             "Content-Disposition": 'attachment; filename="my-data.json"',
@@ -88,12 +88,12 @@ def add_own_data(router: APIRouter, services: Callable[[], OwnDataServices], cal
 
     @router.delete(PATH)
     async def delete_own_data(request: Request, identity: known) -> dict[str, Any]:
-        """Stop the caller's turns, and delete their sessions with all that hangs on them and their API keys: up to 512
-        sessions a request. To be repeated until `complete`."""
+        """Stop the caller's turns, and delete their sessions with everything that belongs to them and their API keys:
+        up to 512 sessions a request. Repeat it until `complete`."""
         state = services()
         sessions, complete = await _delete_sessions(state, identity)
         state.attachments.leftovers.note_owner(identity.uid, request.state.credentials, at_once=True)
-        # Last: the request may have come with one of them, and must be repeatable until then.
+        # Last: the request may have been made with one of them, and must be repeatable until then.
         keys = await _delete_keys(state.keys, identity) if complete else 0
         return {"sessions": sessions, "keys": keys, "complete": complete}
 
@@ -162,8 +162,8 @@ def _session_head(session: Session, links: Sequence[ShareLink]) -> bytes:
 
 
 async def _all_sessions(store: SessionStore, user_id: str) -> AsyncIterator[Session]:
-    """Each session once, also where others move or go while the caller reads: again from the newest until a whole look
-    finds none that was not there before."""
+    """Each session once, even if others move or disappear during the read: repeated from the newest until a whole pass
+    finds no new one."""
     seen: set[str] = set()
     found = True
     while found:
@@ -179,14 +179,14 @@ async def _all_sessions(store: SessionStore, user_id: str) -> AsyncIterator[Sess
 
 
 async def _keys(keys: KeyServices, identity: Identity) -> list[dict[str, Any]]:
-    """Those that the caller made; none for a key that may not list them."""
+    """The links that the caller created; none for a key that may not list them."""
     if keys.store is None or not identity.may(KeyScope.ADMIN):
         return []
     return [wire(record) for record in await keys.store.list(identity.uid, _MAX_KEYS)]
 
 
 async def _parts(pieces: AsyncIterator[bytes]) -> Parts:
-    """Small pieces together, so that a thousand short conversations are not as many parts."""
+    """Join small pieces, so that a thousand short conversations are not a thousand parts."""
     held: list[bytes] = []
     size = 0
     async for piece in pieces:

@@ -35,7 +35,7 @@ _COLOURS: Final = "branding/style.css"
 
 class ChatPage:
     """Serves `web/`, and the page itself at `/` and at the addresses of citations, under the name and with the looks
-    that are configured: in the page as it is sent, so that nobody sees others for a moment.
+    that are configured: they are part of the page that is sent, so that nobody sees the defaults for a moment.
 
     It may load from and connect to this service only, and connect to the origin of `realm_url` if people sign in
     there: a model's answer cannot make it fetch anything else (docs/trust.md#F6). Signing out uses a form, which leads
@@ -84,7 +84,8 @@ class _Branded(StaticFiles):
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """A file; our own scripts and styles without their comments, a quarter of what a browser would load."""
+        """A file; our own scripts and styles without their comments, which are a quarter of what a browser would
+        load."""
         path = Path(full_path)
         if path.suffix not in _COMMENTED or path.is_relative_to(_VENDOR) or status_code != 200:
             return super().file_response(full_path, stat_result, scope, status_code)

@@ -54,7 +54,7 @@ Rank = Annotated[int, PathParam(ge=0, le=2**31 - 1)]
 
 
 class CreateSession(BaseModel):
-    """Body of `POST /chatbot/session`; each key may be left out. A `session_id` is a UUID of the client's own."""
+    """Body of `POST /chatbot/session`; each key may be left out. A `session_id` is a UUID chosen by the client."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -141,7 +141,7 @@ def _add_stream(router: APIRouter, services: Callable[[], ChatServices], caller:
 def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], caller: Any) -> None:
     @router.post("/chatbot/session")
     async def create_session(identity: caller, body: CreateSession | None = None) -> dict[str, Any]:
-        """Make a session. Without `agent_id` its agent is the first enabled one."""
+        """Create a session. Without `agent_id` its agent is the first enabled one."""
         state = services()
         wanted = body or CreateSession()
         agent = state.catalog.get(_agent_id(state.catalog, wanted.agent_id, identity))
@@ -161,7 +161,7 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
 
     @router.delete("/chatbot/session/{session_id}")
     async def delete_session(session_id: SessionId, request: Request, identity: caller) -> bool:
-        """Stop a session's turns and delete it with all that hangs on it."""
+        """Stop a session's turns and delete it with everything that belongs to it."""
         state = services()
         await load_owned(state.store, session_id, identity.uid)
         if not await state.sessions.delete(session_id, identity):
@@ -171,8 +171,8 @@ def _add_sessions(router: APIRouter, services: Callable[[], ChatServices], calle
 
 
 async def _open(state: ChatServices, chosen: UUID, like: Session) -> Session:
-    """The session of an id that the client has chosen. Raises `Conflict` for one of a door (`is_of_doors`) that is
-    not there yet, and for another user's."""
+    """The session with an id that the client has chosen. Raises `Conflict` for an id of a door (`is_of_doors`) that
+    does not exist yet, and for another user's."""
     id_ = str(chosen)
     if is_of_doors(chosen) and await state.store.get(id_, like.user_id) is None:
         raise Conflict(field="session_id")
@@ -209,7 +209,7 @@ def _add_history(router: APIRouter, services: Callable[[], ChatServices], caller
 
 
 async def _one(pieces: AsyncIterator[bytes]) -> Parts:
-    """A message in pieces; raises `MessageNotFound` where there are none. One piece alone is an ordinary answer."""
+    """A message in pieces; raises `MessageNotFound` if there are none. A single piece is an ordinary response."""
     held = await anext(pieces, None)
     if held is None:
         raise MessageNotFound
@@ -220,7 +220,7 @@ async def _one(pieces: AsyncIterator[bytes]) -> Parts:
 
 
 def _agent_id(catalog: Catalog, wanted: str | None, identity: Identity) -> str:
-    """The agent of a new session: the first enabled one that the caller may ask, without another. Raises
+    """The agent of a new session: the one that is asked for, else the first enabled one that the caller may ask. Raises
     `AgentNotFound` for one that they or their key may not use."""
     chosen = wanted or next(filter(identity.may_ask, catalog.ids()), "")
     if not identity.may_ask(chosen):

@@ -1,5 +1,5 @@
-"""Which API keys each route takes (docs/keys.md#scopes), and what it costs those beside it. A test holds every route
-to have its rows."""
+"""Which API keys each route accepts (docs/keys.md#scopes), and what it costs. A test checks that every route has its
+rows."""
 
 from typing import Final
 

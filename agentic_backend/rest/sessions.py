@@ -1,4 +1,4 @@
-"""REST of the list of sessions: its pages, what a search finds, one of them, and what a person changes of one."""
+"""REST routes of the list of sessions: its pages, a search, single sessions, and changes that a person makes to one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class SessionChange(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What the query of a list says beside `q`, as FastAPI fills it in."""
+    """The query parameters of a list besides `q`, as FastAPI fills them in."""
 
     limit: Annotated[int | None, Query(ge=1, le=1000)] = None
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
@@ -51,7 +51,7 @@ class _Listing:
 
     @property
     def behind(self) -> ListPlace | None:
-        """The place behind which the list begins."""
+        """The position after which the list begins."""
         at: datetime | None = self.before
         return None if at is None else ListPlace(at, self.before_pinned, self.before_id)
 
@@ -69,7 +69,7 @@ class SessionServices(Protocol):
 
     @property
     def hub(self) -> SocketHub:
-        """Tells the user's pages of a change."""
+        """Notifies the user's pages of a change."""
 
     @property
     def catalog(self) -> Catalog:
@@ -96,8 +96,8 @@ def add_sessions(router: APIRouter, services: Callable[[], SessionServices], cal
     ) -> list[dict[str, Any]]:
         """The caller's sessions, pinned ones first, then newest first; with `q` those that have all its words.
 
-        `before`, `before_pinned` and `before_id` are `updated_at`, `pinned` and `id` of the session behind which the
-        list is to go on.
+        `before`, `before_pinned` and `before_id` are `updated_at`, `pinned` and `id` of the session after which the
+        list continues.
         """
         state = services()
         wanted = SessionsWanted(q, listing.limit, listing.offset, listing.snippets, listing.begun, listing.behind)
@@ -109,7 +109,7 @@ def add_sessions(router: APIRouter, services: Callable[[], SessionServices], cal
 
     @router.get("/chatbot/session/{session_id}")
     async def session_of_list(session_id: SessionId, identity: caller) -> dict[str, Any]:
-        """One session as the list has it."""
+        """One session, as in the list."""
         state = services()
         wanted = SessionsWanted(limit=1, session_id=storable(session_id))
         with state.kpi.phase("session_list"):
@@ -120,7 +120,7 @@ def add_sessions(router: APIRouter, services: Callable[[], SessionServices], cal
 
     @router.patch("/chatbot/session/{session_id}")
     async def change_session(session_id: SessionId, body: SessionChange, identity: caller) -> dict[str, Any]:
-        """Rename a session, pin it, or both. No model's title takes the place of this one."""
+        """Rename a session, pin it, or both. A model's title never replaces this one."""
         state = services()
         with state.kpi.phase("session_write"):
             session = await state.store.change(

@@ -40,8 +40,8 @@ _Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
 class MakeShare(BaseModel):
-    """Body of `POST /chatbot/session/{id}/share`. What is misspelled must not pass for a wider default, so other names
-    are refused."""
+    """Body of `POST /chatbot/session/{id}/share`. A misspelled field must not result in a wider default, so unknown
+    names are refused."""
 
     model_config = ConfigDict(hide_input_in_errors=True, extra="forbid")
 
@@ -52,8 +52,8 @@ class MakeShare(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ShareServices:
-    """What the routes need beside conversations. `public`: whether links may be for anybody. Reads of others are noted,
-    repetitions once in a while."""
+    """What the routes need besides conversations. `public`: whether links may be for anybody. Reads by others are
+    recorded, repetitions only from time to time."""
 
     links: LinkStore
     note: NoteEvent
@@ -61,7 +61,7 @@ class ShareServices:
     public: bool
 
     def note_read(self, link: ShareLink, reader: Identity | None) -> None:
-        """Note that somebody else reads by a link; None: nobody knows who."""
+        """Record that somebody else reads by a link; None: it is not known who."""
         uid = "" if reader is None else reader.uid
         if uid == link.user_id or not self.lately.is_new((uid, link.id)):
             return
@@ -86,7 +86,7 @@ class SharingServices(Protocol):
 
     @property
     def catalog(self) -> Catalog:
-        """Has the names of agents."""
+        """The names of agents."""
 
     @property
     def shares(self) -> ShareServices:
@@ -104,7 +104,7 @@ def _add_links(router: APIRouter, services: Callable[[], SharingServices], calle
 
     @router.post("/chatbot/session/{session_id}/share", status_code=201)
     async def make_share(session_id: SessionId, identity: caller, body: MakeShare | None = None) -> dict[str, Any]:
-        """Make a link to a session of the caller's. `token` is shown in this answer and never again."""
+        """Create a link to a session of the caller's. `token` is shown only in this response."""
         state, wanted = services(), body or MakeShare()
         session = await load_owned(state.store, session_id, identity.uid)
         if wanted.audience == "anybody" and not state.shares.public:
@@ -197,8 +197,8 @@ def _head(session: Session, link: ShareLink, names: dict[str, str]) -> dict[str,
 
 
 async def _parts(store: SessionStore, session: Session, window: HistoryWindow, head: bytes) -> Parts:
-    """The answer, a page of messages at a time. `earlier` says whether there may be messages before them. One above
-    1 MiB is left out: it would have to be in memory whole to be seen through."""
+    """The answer, a page of messages at a time. `earlier` says whether there may be messages before them. A message
+    above 1 MiB is left out: filtering it would take all of it in memory."""
     held, between, read = head, b"", 0
     async for page in store.pages(session.id, session.user_id, window):
         read += len(page.messages) or 1
@@ -213,8 +213,8 @@ async def _parts(store: SessionStore, session: Session, window: HistoryWindow, h
 
 
 def seen_by_readers(messages: Sequence[bytes]) -> bytes:
-    """Of encoded ChatMessages the questions and final answers as JSON, with commas between them: without whose they
-    are, what the agent thought and called, what it cost, and what was attached."""
+    """The questions and final answers among encoded ChatMessages as JSON, with commas between them: without their
+    owner, what the agent thought and called, what it cost, and what was attached."""
     seen = (_seen(loads(message)) for message in messages)
     return b",".join(dumps(message) for message in seen if message is not None)
 
@@ -234,7 +234,7 @@ def _seen(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _holds_a_place(metadata: dict[str, Any]) -> bool:
-    """Whether an agent's question to a person stands where the answer will be."""
+    """Whether it is the placeholder with an agent's question to a person."""
     extras = metadata.get("extras")
     return isinstance(extras, dict) and extras.get("status") == AWAITING
 

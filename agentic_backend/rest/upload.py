@@ -1,4 +1,4 @@
-"""Takes the form of one attachment off the wire: whose session it is for is known before its file is stored."""
+"""Parses the form of one attachment as it arrives: the session that it is for is known before its file is stored."""
 
 import asyncio
 import tempfile
@@ -14,7 +14,7 @@ from agentic_backend.errors import AttachmentTooLarge, BadRequest, MissingFilena
 from backend_kit.http.multipart import BrokenForm, MultipartEvents, as_text, names_of
 
 FORM_BYTES: Final = 64 * 1024
-"""Bound of a form's fields, and of what may come of a file before the field `session_id`."""
+"""Bytes of a form's fields, and of a file before the field `session_id`."""
 _FLUSH_BYTES: Final = 1024 * 1024
 _MAX_ID_CHARS: Final = 64
 
@@ -24,7 +24,7 @@ Admit = Callable[[str, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file on disk without a name there, read from its beginning; it is its reader's to close, by `upload.receive`'s
+    """A file on disk without a name there, read from its beginning; its reader must close it, by `upload.receive`'s
     stack. `size` in bytes."""
 
     session_id: str
@@ -63,7 +63,7 @@ class _Sink:
 
 
 def _unnamed(directory: Path | None) -> IO[bytes]:
-    if directory is not None:  # each time: what clears up temporary directories may have taken it
+    if directory is not None:  # each time: a cleaner of temporary directories may have removed it
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tempfile.TemporaryFile(dir=directory)
 

@@ -1,4 +1,5 @@
-"""REST of what answers have used: tokens, cost and turns by day, agent and model; for operators of everybody."""
+"""REST routes for what answers have used: tokens, cost and turns by day, agent and model; for operators,
+everybody's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -50,7 +51,7 @@ def add_usage(
 
     @router.get("/kpi/usage")
     async def usage_of_all(_seen: operator, first: Day = None, last: Day = None, zone: Zone = "UTC") -> dict[str, Any]:
-        """The same of everybody, by person, too: for operators."""
+        """The same for everybody, also by person: for operators."""
         return await used(None, first, last, zone)
 
 
