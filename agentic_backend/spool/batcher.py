@@ -60,7 +60,8 @@ class DrainReport:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The turns that one transaction did not write, by place in the batch: why they are given up, or unknown."""
+    """The turns that one transaction did not write, by index in the batch: why they are given up, or that this is
+    unknown."""
 
     given_up: dict[int, str] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
@@ -162,8 +163,8 @@ class Batcher:
     def delete(
         self, key: Key, event: AuditEvent | None = None
     ) -> "tuple[asyncio.Future[bool], asyncio.Future[None] | None]":
-        """Enqueue the delete of a session, with the event that tells of it. Returns futures of its commit (whether it
-        existed) and of its being spooled.
+        """Enqueue the delete of a session, with its audit event. Returns futures of its commit (whether it existed) and
+        of its being spooled.
 
         Shield the commit when waiting for it: all callers share that future. Raises `StorageFull`.
         """

@@ -30,7 +30,7 @@ class RememberedExchange:
     @classmethod
     def of(cls, record: TurnRecord) -> "RememberedExchange | None":
         """The exchange of a turn, or None if it failed, was stopped or interrupted, or has no question or no answer.
-        One without words is one where a graph's state is what it left."""
+        It has no text if only a graph's state is left of it."""
         question = answer = checkpoint = ""
         images: tuple[str, ...] = ()
         for message in record.messages:
@@ -50,7 +50,7 @@ class RememberedExchange:
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
-        """What was said. A graph may go on without a question."""
+        """The messages. A graph may continue without a question."""
         return (self.question, self.answer) if self.question.text else (self.answer,)
 
     @classmethod

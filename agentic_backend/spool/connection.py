@@ -1,4 +1,4 @@
-"""Connections to Postgres outside of all pools: how one is opened, and how one that says nothing is ended."""
+"""Connections to Postgres outside of all pools: how one is opened, and how a silent one is ended."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 
 def connect(settings: Postgres, role: str) -> Connection:
-    """A connection outside of all pools, which says that it is that of `role`. Blocks for up to
-    `postgres.connect_timeout`. Raises `PoolerUnusable` where a pooler refuses it, or psycopg.OperationalError."""
+    """A connection outside of all pools, which names `role` as its purpose. Blocks for up to
+    `postgres.connect_timeout`. Raises `PoolerUnusable` if a pooler refuses it, or psycopg.OperationalError."""
     try:
         return psycopg.connect(**_arguments(settings, role), autocommit=True)
     except psycopg.OperationalError as error:
@@ -45,8 +45,8 @@ def hang_up_after(connection: _Connected, seconds: float) -> Iterator[None]:
     """Break the connection if the block, which waits for its server, takes longer: it gets psycopg.OperationalError at
     once. On the event loop; a thread may be what waits.
 
-    Cancelling in its place has psycopg ask the server to stop, and wait for it: up to 10 s more with a server that is
-    not there. Where it may be at work, and should stop, cancel.
+    Cancelling instead would make psycopg ask the server to stop, and wait for that: up to 10 s more with a server that
+    is gone. If the server may be working, and should stop, cancel.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as own:
         due = asyncio.get_running_loop().call_later(seconds, _shut, own)

@@ -43,11 +43,12 @@ class Log:
         self.failed: sqlite3.Error | None = None
 
     def begin(self) -> None:
-        """Another file is written from now on."""
+        """Note that another file is written from now on."""
         self._grown, self.overlong, self.failed = 0, False, None
 
     def grew(self, rows: Iterable[Row]) -> None:
-        """A commit inserted these rows. Their removal writes as many pages, and is counted with them, from above."""
+        """Count rows that a commit inserted. Their removal writes as many pages, and is counted with them, as an upper
+        bound."""
         self._grown += _PAGES_OF_A_COMMIT + sum(2 + 2 * len(row.body) // _PAGE for row in rows)
 
     def is_due(self) -> bool:
@@ -58,7 +59,7 @@ class Log:
         return True
 
     def copy_beside(self, path: Path) -> None:
-        """Copy what is in the log now, on a connection for this alone. The writer goes on meanwhile. Hold `lock`."""
+        """Copy what is in the log now, on a connection of its own, while the writer continues. Hold `lock`."""
         try:
             connection = self._connect(path)
         except (sqlite3.Error, OSError) as error:

@@ -78,7 +78,7 @@ class Owner:
             await self._held.wait()
 
     def doubt(self) -> None:
-        """Have the claim looked at before anything else is written: its server may be no primary any more."""
+        """Have the claim checked before anything else is written: its server may no longer be the primary."""
         self._held.clear()
         self._spoken.set()
 

@@ -18,7 +18,7 @@ from backend_kit.auth import AuditEvent
 from backend_kit.wire import dumps, loads
 
 Key = tuple[str, str]
-"""(session id, user id): another user has another key, so nobody sees or hides another user's sessions."""
+"""(session id, user id): different users have different keys, so nobody sees or hides another user's sessions."""
 
 RANK_LIMIT: Final = 2**31 - 1
 
@@ -29,7 +29,7 @@ ReadRows = Callable[[list[int]], Awaitable[list[Row]]]
 class Change:
     """A title, preferences, a pin, or several of these, set outside a turn.
 
-    A title that is not `named`, given by a person, gives way to one that is.
+    A title that a person gave (`named`) takes precedence over one that is not.
     """
 
     key: Key
@@ -170,7 +170,7 @@ class Pending:
         return time.perf_counter() - self._ops[0].at if self._ops else 0.0
 
     def push(self, op: Op, on_disk: "asyncio.Future[None] | None" = None) -> None:
-        """Put an operation at the end. `on_disk` is done once the spool has it."""
+        """Append an operation. `on_disk` is done once the spool has it."""
         op.on_disk = on_disk
         self._ops.append(op)
         self.bytes += op.size

@@ -1,4 +1,4 @@
-"""Whether a pooler in front of Postgres leaves us a session of the server: locks and LISTEN belong to a session."""
+"""Whether a pooler in front of Postgres lets us keep a session of the server: locks and LISTEN belong to a session."""
 
 import secrets
 import select
@@ -12,21 +12,21 @@ from psycopg.pq.abc import PGconn, PGresult
 from backend_kit.settings import Postgres
 
 EXIT_POOLED = 2
-"""The exit code of a process whose way to Postgres cannot be used: a matter of configuration."""
+"""The exit code of a process whose connection to Postgres is unusable because of configuration."""
 
 _Connection = psycopg.Connection[tuple[object, ...]]
 
 _REFUSED = "unsupported startup parameter"
-"""What PgBouncer and its kin say of `options`, in which we set deadlines and durability."""
+"""How PgBouncer and similar poolers refuse `options`, in which we set deadlines and durability."""
 
 
 class PoolerUnusable(Exception):
-    """A pooler is between us and Postgres that cannot serve us. `str()` is one line for the operator."""
+    """There is a pooler before Postgres that cannot serve us. `str()` is one line for the operator."""
 
 
 def refusal_at_connect(settings: Postgres, error: psycopg.OperationalError) -> PoolerUnusable | None:
     """What a failure to connect says where a pooler refused the options of our connections, else None."""
-    # libpq hands on no SQLSTATE of a failed connect, only text, in which the pooler's words are not translated.
+    # libpq passes on no SQLSTATE of a failed connect, only text, in which the pooler's message is not translated.
     _, refused, which = str(error).partition(_REFUSED)
     if not refused:
         return None
@@ -41,12 +41,13 @@ def refusal_at_connect(settings: Postgres, error: psycopg.OperationalError) -> P
 def require_session(
     settings: Postgres, connection: _Connection, other: _Connection, *, idle_s: float = 1.0, answer_s: float = 5.0
 ) -> None:
-    """Raise `PoolerUnusable` where `connection` has its session of the server for a transaction only.
+    """Raise `PoolerUnusable` if `connection` has its session of the server only for a transaction.
 
-    It listens, `other` (to the same address) notifies. What is pooled by transaction hears nothing while it is idle,
-    since it has no session then; often the other one has even got it. A session hears it at the latest with the answer
-    to its next statement, so none is refused, however slow the server is; `idle_s` (seconds) only gives a pooler's
-    session the time to deliver the notification to somebody else. Costs 5 round trips, and `idle_s` where it raises.
+    It listens, `other` (to the same address) notifies. A connection that is pooled by transaction hears nothing while
+    it is idle, since it has no session then; often the other one has even got that session. A session hears it at the
+    latest with the answer to its next statement, so none is refused, however slow the server is; `idle_s` (seconds)
+    only gives a pooler's session the time to deliver the notification to somebody else. Costs 5 round trips, and
+    `idle_s` where it raises.
 
     Blocks for up to `answer_s` (seconds) until the other one is served, and raises `TooManyConnections` then: a pooler
     may have no session left. Raises psycopg.Error if Postgres is away.
@@ -55,7 +56,7 @@ def require_session(
     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     backend = _backend(connection)
     heard = _notify(other, channel, answer_s) != backend and _hears(connection, backend, idle_s)
-    # Where a pooler has shared out our session, this is to leave little behind in it.
+    # If a pooler has given our session to others, this leaves little behind in it.
     connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
     if not heard:
         raise PoolerUnusable(
@@ -81,7 +82,7 @@ def _backend(connection: _Connection) -> int:
 
 def _notify(connection: _Connection, channel: str, within_s: float) -> int:
     """Notify, and return the process id of the server that did."""
-    # By hand, since psycopg's own calls wait without end for what a pooler keeps in line.
+    # By hand, since psycopg's own calls wait indefinitely for what a pooler keeps queued.
     libpq = connection.pgconn
     libpq.send_query(f"SELECT pg_backend_pid(), pg_notify('{channel}', '')".encode())
     libpq.flush()

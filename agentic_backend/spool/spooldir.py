@@ -32,7 +32,8 @@ def name_of(error: sqlite3.Error | OSError) -> str:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """By what the system knows the file of this name, None where there is none. Another one of the name differs."""
+    """What identifies the file of this name to the system, None if there is none. A different file of the name
+    differs."""
     try:
         return _identity(path.stat())
     except OSError:
@@ -75,8 +76,8 @@ class SpoolLock:
         keep_private(directory)
 
     def renew(self) -> None:
-        """Make the directory and its lock again where they were removed. Raises OSError, also where another process has
-        made them meanwhile."""
+        """Create the directory and its lock again if they were removed. Raises OSError, also if another process has
+        created them meanwhile."""
         path = self.directory / "lock"
         if self._file is None or identity(path) == _identity(os.fstat(self._file)):
             return

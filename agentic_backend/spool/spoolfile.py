@@ -218,7 +218,7 @@ class SpoolFile:
         if connection is None:
             raise sqlite3.OperationalError("the spool has not been taken up")
         if self.log.failed is not None:
-            raise self.log.failed.with_traceback(None)  # again and again, or it would grow with each
+            raise self.log.failed.with_traceback(None)  # reused, or it would grow each time
         if not self.in_place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
         return connection

@@ -41,7 +41,8 @@ class PersistentTurnLog:
         spool_s: float = 1.0,
         notes_asks: bool = True,
     ) -> None:
-        """`notes_asks`: whether the questions of running turns are noted in the spool; else their leases have them."""
+        """`notes_asks`: whether the questions of running turns are recorded in the spool; else their leases have
+        them."""
         self._ack = ack
         self._notes_asks = notes_asks
         self._database_s = database_s
@@ -136,7 +137,7 @@ class PersistentTurnLog:
         return durable
 
     def _hand_over(self, op: Op, record: TurnRecord) -> "asyncio.Future[None] | None":
-        """Queue a turn in the place of its ask."""
+        """Queue a turn in place of its ask."""
         on_disk = self._batcher.push(op, instead_of=self._asks.pop((op.key[1], op.exchange_id), None))
         self._cache.append(op.key, record)
         return on_disk

@@ -33,7 +33,7 @@ class Frame:
 
 def frames_of(file: BinaryIO) -> Iterator[Frame]:
     """Each whole frame, and a damaged header as one more. A frame is intact if its checksum follows from the one stored
-    in the frame before, damaged or not: so what cannot be told from damage is one frame behind it.
+    in the frame before, damaged or not: so one frame after damage cannot be told from it.
 
     Frames of an earlier use of the file follow its end: they have other salts. Without a header the salts are those of
     the first two frames that follow from each other.

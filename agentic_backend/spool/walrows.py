@@ -1,4 +1,4 @@
-"""The rows of a spool that stand in its log behind a damaged frame.
+"""The rows of a spool that are in its log after a damaged frame.
 
 They are read from the leaf pages of tables as the frames have them, by SQLite's published file format
 (https://www.sqlite.org/fileformat2.html): a row is written with its leaf, and with the pages into which it runs over,
