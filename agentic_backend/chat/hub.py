@@ -377,10 +377,10 @@ class SocketHub:
             if not socket.outbox.leaving:
                 socket.outbox.close(Closing(4409))
 
-    def keep_newest(self, user_id: str, count: int, told_at: float) -> None:
-        """Close the user's oldest sockets with 4409 until `count` are left of those that were open here at `told_at`,
-        on the monotonic clock; those that have closed since then count as closed."""
-        open_then = sum(at <= told_at for at in self._opened_at(user_id))
+    def keep_newest(self, user_id: str, count: int, reported_at: float) -> None:
+        """Close the user's oldest sockets with 4409 until `count` are left of those that were open here at
+        `reported_at`, on the monotonic clock; those that have closed since then count as closed."""
+        open_then = sum(at <= reported_at for at in self._opened_at(user_id))
         self._close_oldest(user_id, open_then - count)
 
     def _held_by(self, user_id: str) -> int:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _FORGET_S = 3.0
 """Seconds that a delete waits for a turn that another instance runs."""
 _FORGET_PAUSE_S = 0.05
-_TOLD_S = 1.0
+_RESEND_S = 1.0
 """Seconds after which a request that a turn elsewhere has not acted on is sent again, by Postgres."""
 _LOSSES = 3
 """How often an instance that has an ended turn may be lost before the turn is replayed from history instead."""
@@ -183,13 +183,13 @@ class FleetTurns:
         forget = Message("forget", session_id, user_id, sender=self._me)
         await self._bus.send(forget)
         self._leases.lose((session_id, user_id))
-        begun_at, told_again = time.monotonic(), self._surest is self._bus
+        begun_at, resent = time.monotonic(), self._surest is self._bus
         while (waited_s := time.monotonic() - begun_at) < _FORGET_S:
             holder = await self._holder_of(session_id, user_id)
             if holder is None or holder.exchange_id is None or holder.holder == self._me or not holder.alive:
                 return
-            if waited_s > _TOLD_S and not told_again:
-                told_again = True
+            if waited_s > _RESEND_S and not resent:
+                resent = True
                 await self._surest.send(forget)
             await asyncio.sleep(_FORGET_PAUSE_S)
 
@@ -316,7 +316,7 @@ class FleetTurns:
         give_up_at = time.monotonic() + self._membership.rules.mirror_s
         try:
             while time.monotonic() < give_up_at:
-                await asyncio.sleep(_TOLD_S)
+                await asyncio.sleep(_RESEND_S)
                 with suppress(HistoryUnavailable):
                     if await self._ended_or_signalled(cancel):
                         return

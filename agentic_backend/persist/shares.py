@@ -64,7 +64,7 @@ SELECT EXISTS (SELECT FROM taken) AS taken,
     (SELECT {_TOKENS} FROM user_share AS share WHERE user_id = :user_id AND kind = :kind) AS tokens
 """)  # noqa: S608 - constants
 
-_UNTOLD: Final = 0.2
+_UNREPORTED: Final = 0.2
 """The part of a limit that all instances together allow without asking one another."""
 _AGAIN_S: Final = 1.0
 _SWEEP_S: Final = 3600.0
@@ -73,7 +73,7 @@ _AT_ONCE: Final = 8
 _USERS_KEPT: Final = 10_000
 
 KeepNewest = Callable[[str, int, float], None]
-Told = dict[str, list[float]]
+ReportedAges = dict[str, list[float]]
 """What each instance has reported of a user: since when each item is held there, the oldest first, by Postgres'
 clock."""
 
@@ -97,11 +97,11 @@ class SharedRate:
         self._kind = kind
         self._rate = per_min / 60.0
         self._burst = burst
-        self._untold: dict[str, tuple[float, float]] = {}
+        self._local: dict[str, tuple[float, float]] = {}
 
     async def take(self, user_id: str) -> float:
         """See `RateOverall`."""
-        if not self._rate or self._take_untold(user_id):
+        if not self._rate or self._take_locally(user_id):
             return 0.0
         values = {"user_id": user_id, "kind": self._kind, "rate": self._rate, "burst": float(max(1, self._burst))}
         try:
@@ -112,18 +112,18 @@ class SharedRate:
         missing = 1.0 - min(1.0, tokens or 0.0)
         return 0.0 if taken else (missing or 1.0) / self._rate
 
-    def _take_untold(self, user_id: str) -> bool:
-        part = _UNTOLD / self._shares.instances
+    def _take_locally(self, user_id: str) -> bool:
+        part = _UNREPORTED / self._shares.instances
         most = part * self._burst
         if most < 1.0:
             return False
         now = time.monotonic()
-        tokens, at = self._untold.pop(user_id, (most, now))
+        tokens, at = self._local.pop(user_id, (most, now))
         tokens = min(most, tokens + (now - at) * part * self._rate)
         took = tokens >= 1.0
-        self._untold[user_id] = (tokens - 1.0 if took else tokens, now)
-        if len(self._untold) > _USERS_KEPT:
-            del self._untold[next(iter(self._untold))]
+        self._local[user_id] = (tokens - 1.0 if took else tokens, now)
+        if len(self._local) > _USERS_KEPT:
+            del self._local[next(iter(self._local))]
         return took
 
 
@@ -145,7 +145,7 @@ class SharedCount:
         self._keep_newest = keep_newest
         self.some = asyncio.Event()
         """Set where something is due."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         # Whether the other instances are notified if a user holds too many.
         self._due: dict[str, bool] = {}
         # What is reported later must be written later.
@@ -153,7 +153,7 @@ class SharedCount:
 
     async def has_room(self, user_id: str, ages: Callable[[], list[float]]) -> bool:
         """See `CountOverall`."""
-        if not self._most or self._is_untold(user_id, len(ages())):
+        if not self._most or self._is_local(user_id, len(ages())):
             return True
         async with self._locks.setdefault(user_id, asyncio.Lock()):
             if len(ages()) > self._most:
@@ -165,7 +165,7 @@ class SharedCount:
 
     def note(self, user_id: str) -> None:
         """See `CountOverall`."""
-        if self._most and not self._is_untold(user_id, len(self._held.ages_of(user_id))):
+        if self._most and not self._is_local(user_id, len(self._held.ages_of(user_id))):
             self._due[user_id] = True
             self.some.set()
 
@@ -176,7 +176,7 @@ class SharedCount:
 
     def note_all(self) -> None:
         """The instances have changed, or what they knew of this one is lost."""
-        for user_id in (*self._told, *self._held.holders()):
+        for user_id in (*self._reported, *self._held.holders()):
             self.note(user_id)
 
     async def write(self) -> None:
@@ -185,43 +185,43 @@ class SharedCount:
             some = list(self._due.items())[:_AT_ONCE]
             for user_id, _ in some:
                 del self._due[user_id]
-            told = await asyncio.gather(*(self._write_one(*one) for one in some))
-            if not all(told):
+            reported = await asyncio.gather(*(self._write_one(*one) for one in some))
+            if not all(reported):
                 raise HistoryUnavailable
 
     async def _write_one(self, user_id: str, tell_others: bool) -> bool:
         try:
             async with self._locks.setdefault(user_id, asyncio.Lock()):
-                told_at = time.monotonic()
-                told = await self._publish_share(user_id, self._held.ages_of(user_id))
-            await self._make_room(user_id, told or {}, told_at, tell_others=tell_others)
+                reported_at = time.monotonic()
+                reported = await self._publish_share(user_id, self._held.ages_of(user_id))
+            await self._make_room(user_id, reported or {}, reported_at, tell_others=tell_others)
         except HistoryUnavailable:
             self._due[user_id] = True
             return False
         return True
 
-    def _is_untold(self, user_id: str, count: int) -> bool:
-        return user_id not in self._told and count <= int(self._most * _UNTOLD / self._shares.instances)
+    def _is_local(self, user_id: str, count: int) -> bool:
+        return user_id not in self._reported and count <= int(self._most * _UNREPORTED / self._shares.instances)
 
-    async def _publish_share(self, user_id: str, ages: list[float], most: int | None = None) -> Told | None:
+    async def _publish_share(self, user_id: str, ages: list[float], most: int | None = None) -> ReportedAges | None:
         """Write what the user holds here and return what all instances hold then. None if that would exceed `most`."""
         await self._shares.forget_earlier()
         values = {**self._shares.judge, "user_id": user_id, "kind": self._kind, "ages": ages, "most": most}
-        was_told = user_id in self._told
-        self._told.add(user_id)  # it may have been written, whatever becomes of it
+        was_reported = user_id in self._reported
+        self._reported.add(user_id)  # it may have been written, whatever becomes of it
         rows = await self._shares.queries.fetch("hold_share", HOLD_SHARE, values)
-        if not ages if rows else not was_told:
-            self._told.discard(user_id)
+        if not ages if rows else not was_reported:
+            self._reported.discard(user_id)
         return rows[0].held if rows else None
 
-    async def _make_room(self, user_id: str, told: Told, told_at: float, *, tell_others: bool) -> None:
-        everything = sorted((since, instance) for instance, held in told.items() for since in held)
+    async def _make_room(self, user_id: str, reported: ReportedAges, reported_at: float, *, tell_others: bool) -> None:
+        everything = sorted((since, instance) for instance, held in reported.items() for since in held)
         over = [instance for _, instance in everything[: max(0, len(everything) - self._most)]]
         if self._keep_newest is None or not self._most or not over:
             return
         me = self._shares.me
         if me in over:
-            self._keep_newest(user_id, len(told[me]) - over.count(me), told_at)
+            self._keep_newest(user_id, len(reported[me]) - over.count(me), reported_at)
         for instance in set(over) - {me} if tell_others else ():
             await self._shares.report_full(instance, user_id)
 

@@ -30,9 +30,9 @@ def day_view(windows: Windows, window_s: float) -> dict[str, Any]:
 
 
 def _cached_step(step: DayStep) -> dict[str, Any]:
-    if step.told is None:
-        step.told = _step_view(step)
-    return step.told
+    if step.rendered is None:
+        step.rendered = _step_view(step)
+    return step.rendered
 
 
 def _step_view(step: DayStep) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _MAX_FIELD_CHARS: Final = 200
 _MAX_TYPE_CHARS: Final = 200
 _KEPT: Final = ("X-Turnwise-Rerank",)
 _KEPT_OF_FILES: Final = ("Content-Disposition", "Content-Length", "Content-Security-Policy")
-_TOLD: Final = frozenset(
+_FORWARDED_CODES: Final = frozenset(
     {
         Code.BAD_REQUEST,
         Code.CONFLICT,
@@ -236,7 +236,7 @@ def _refusal(request: Request, status: int, headers: Mapping[str, str], body: by
         raise HTTPException(404, "This library or document is not there, or not for you.")
     detail = _detail(body)
     code = detail.get("code")
-    if code not in _TOLD:
+    if code not in _FORWARDED_CODES:
         raise KfUnavailable(f"HTTP {status}")
     field = detail.get("field")
     if not isinstance(field, str) or len(field) > _MAX_FIELD_CHARS or not field.isprintable():

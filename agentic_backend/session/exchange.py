@@ -28,7 +28,7 @@ from agentic_backend.events import (
 )
 from agentic_backend.session.models import Session
 from agentic_backend.session.stream import (
-    NOT_TOLD,
+    NO_STATE,
     Ask,
     Cited,
     CustomPart,
@@ -264,7 +264,7 @@ class Exchange:
         told = self._graph_left.takes(event.json, self.ask.exchange_id)
         # If a state is dropped, what a client knows is out of date: it must not take that for the final state.
         if told or (event.mode == "values" and not event.namespace):
-            self.turn.publish(GraphPart(event.mode, event.namespace, event.json if told else NOT_TOLD))
+            self.turn.publish(GraphPart(event.mode, event.namespace, event.json if told else NO_STATE))
 
     def _delta(self, event: Delta) -> None:
         now = self._note_output()

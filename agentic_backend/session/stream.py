@@ -163,7 +163,7 @@ class CustomPart:
     json: bytes
 
 
-NOT_TOLD = b"null"
+NO_STATE = b"null"
 """Stands for a state that is too large to be sent."""
 
 

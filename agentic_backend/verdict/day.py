@@ -117,14 +117,14 @@ Tallies = dict[tuple[Kind, str], KeptTally]
 class DayStep:
     """A period of the day. `time` without its latencies; of each level of `LEVELS` the greatest value in it.
 
-    `ended_at` is in seconds since the epoch. `told` caches what is computed once from a step that has ended.
+    `ended_at` is in seconds since the epoch. `rendered` caches what is computed once from a step that has ended.
     """
 
     ended_at: float
     time: Slice
     levels: "array[float]"
     tallies: Tallies
-    told: dict[str, Any] | None = None
+    rendered: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 /** What a person can do about a failure, and which limit it was that they hit, by the codes of the wire. */
 
 import { catalogue } from "./i18n.js";
-import { told } from "./told.js";
+import { serviceFacts } from "./service_facts.js";
 
 const t = catalogue({
   en: {
@@ -91,7 +91,7 @@ export function adviceFor(code) {
  * @param {string|null} question that was asked
  */
 export function limitHit(code, question) {
-  const { max_message_chars: chars = 0, asks_per_min: rate = 0, turns_per_user: turns = 0, turn_s: seconds = 0 } = told.limits;
+  const { max_message_chars: chars = 0, asks_per_min: rate = 0, turns_per_user: turns = 0, turn_s: seconds = 0 } = serviceFacts.limits;
   switch (code) {
     case "message_too_long":
       return chars > 0 && question !== null ? t("limitChars", { most: chars, own: [...question].length }) : "";

@@ -28,7 +28,7 @@
  * @property {number|null} page
  * @property {{title?: string, mime_type?: string|null}} [document]
  * @typedef {{document_uid: string, title: string, file_name: string, mime_type: string}} LinkedDocument
- * @typedef {{max_attached_file_size_mb: number} & import("./told.js").Limits} Limits
+ * @typedef {{max_attached_file_size_mb: number} & import("./service_facts.js").Limits} Limits
  * @typedef {object} Transfer
  * @property {(bytes: number, of: number) => void} sent
  * @property {(line: string) => void} [line] each line of an answer that comes in lines

@@ -18,7 +18,7 @@ import { Switcher } from "./switcher.js";
 import { placeOf } from "./sources.js";
 import { PageState } from "./state.js";
 import { errorText } from "./texts.js";
-import { learn } from "./told.js";
+import { learn } from "./service_facts.js";
 import { Uploads } from "./uploads.js";
 import { View } from "./view.js";
 

@@ -10,7 +10,7 @@ import { el } from "./dom.js";
 import { duration } from "./format.js";
 import { catalogue, language } from "./i18n.js";
 import { paceOf } from "./pace.js";
-import { told } from "./told.js";
+import { serviceFacts } from "./service_facts.js";
 import { waterfall } from "./waterfall.js";
 
 const t = catalogue({
@@ -258,8 +258,8 @@ function costText(metadata) {
   const { cost } = usageOf(metadata);
   if (typeof cost !== "number" || !(cost > 0)) return "";
   const digits = { minimumFractionDigits: 2, maximumFractionDigits: cost < 0.01 ? 6 : 4 };
-  if (told.currency === null) return new Intl.NumberFormat(language, digits).format(cost);
-  return new Intl.NumberFormat(language, { style: "currency", currency: told.currency, ...digits }).format(cost);
+  if (serviceFacts.currency === null) return new Intl.NumberFormat(language, digits).format(cost);
+  return new Intl.NumberFormat(language, { style: "currency", currency: serviceFacts.currency, ...digits }).format(cost);
 }
 
 /**

@@ -14,7 +14,7 @@ from agentic_backend.llm.providers.faults import as_ours
 from agentic_backend.llm.providers.reading import ChunkText, brings, reason_in, storable, text_in, use_in
 
 Opened = AsyncGenerator[ChatGenerationChunk, None]
-Told = tuple[AIMessageChunk, ChunkText]
+ParsedChunk = tuple[AIMessageChunk, ChunkText]
 
 
 class GuardedCall:
@@ -45,7 +45,7 @@ class GuardedCall:
         self._calls = False
         self._cut = False
 
-    async def chunks(self) -> AsyncGenerator[Told]:
+    async def chunks(self) -> AsyncGenerator[ParsedChunk]:
         """The chunks of the answer, each with what it says. The last of them has `finish_reason` in its metadata.
 
         Leaving the iteration, cancellation and any error close the provider's connection.
@@ -67,7 +67,7 @@ class GuardedCall:
         finally:
             await self._close()
 
-    async def _within(self, limit_s: float, silent: str, coming: Any) -> list[Told]:
+    async def _within(self, limit_s: float, silent: str, coming: Any) -> list[ParsedChunk]:
         """What `coming` brings before the deadline, and before that of the whole answer."""
         if self._whole:
             left_s = self._guard.endpoint.deadlines.answer_s - self._call.seconds
@@ -75,15 +75,15 @@ class GuardedCall:
                 limit_s, silent = left_s, "no answer"
         try:
             async with asyncio.timeout(limit_s):
-                told: list[Told] = await coming
+                told: list[ParsedChunk] = await coming
                 return told
         except TimeoutError:
             raise failures.silent(silent) from None
 
-    async def _begin(self) -> list[Told]:
+    async def _begin(self) -> list[ParsedChunk]:
         return await self._guard.retrying(self._attempt)
 
-    async def _attempt(self) -> list[Told]:
+    async def _attempt(self) -> list[ParsedChunk]:
         """One attempt up to and with its first token."""
         await self._close()
         self._reason, self._call.use, self._calls = None, None, False
@@ -94,10 +94,10 @@ class GuardedCall:
             raise failures.broken("empty stream")
         return told
 
-    async def _next(self, *, begun: bool) -> list[Told]:
+    async def _next(self, *, begun: bool) -> list[ParsedChunk]:
         """The next chunks up to and with one that brings something; nothing at the end."""
         assert self._stream is not None, "an attempt has begun"
-        told: list[Told] = []
+        told: list[ParsedChunk] = []
         with as_ours(begun=begun):
             async for generation in self._stream:
                 one = self._take(generation)
@@ -106,7 +106,7 @@ class GuardedCall:
                     break
         return told
 
-    def _take(self, generation: ChatGenerationChunk) -> Told:
+    def _take(self, generation: ChatGenerationChunk) -> ParsedChunk:
         """The chunk as it may be passed on: within the bounds, with texts that can be stored, and the finish reason."""
         chunk = generation.message
         if not isinstance(chunk, AIMessageChunk):

@@ -194,7 +194,7 @@ async def _ask_of_graph(
 ) -> Ask:
     """The ask of a hosted graph, which continues from a state of its own."""
     agent_id = graph.id
-    fork, checkpoint, untold = await _rolled_back(services, session, wish), "", []
+    fork, checkpoint, unseen = await _rolled_back(services, session, wish), "", []
     newest = await _newest_in(services, session.id, session.user_id) if session.next_rank else {}
     line = None
     if wish.checkpoint_id is not None or _was_cut(newest):
@@ -204,12 +204,12 @@ async def _ask_of_graph(
     else:
         checkpoint = _waiting_state(newest, agent_id)
     if line is not None and fork is None and not checkpoint:
-        untold = _untold(line)
-    given = graph_input(wish, checkpoint=checkpoint, untold=untold)
+        unseen = _unseen(line)
+    given = graph_input(wish, checkpoint=checkpoint, unseen=unseen)
     return _ask(request, identity, wish, session.id, agent_id, given=None, fork=fork, graph=given)
 
 
-def _untold(line: Line) -> list[Message]:
+def _unseen(line: Line) -> list[Message]:
     """What people have seen since the newest state of a graph: the questions and texts of runs that left no state. Tool
     calls without a result are left out, since models refuse them."""
     place = line.newest_state
@@ -227,7 +227,7 @@ def _was_cut(newest: Mapping[str, Any]) -> bool:
 
 
 def graph_input(
-    wish: RunRequest, *, checkpoint: str = "", needs_values: bool = False, untold: Sequence[Message] = ()
+    wish: RunRequest, *, checkpoint: str = "", needs_values: bool = False, unseen: Sequence[Message] = ()
 ) -> GraphInput:
     """What a hosted graph is asked for, after messages that it has not seen yet. Raises `Faulty`."""
     update, goto = wish.command.get("update"), wish.command.get("goto")
@@ -237,9 +237,9 @@ def graph_input(
     if not all(isinstance(one, str) or (isinstance(one, dict) and "node" in one) for one in places):
         raise Faulty("goto names nodes.", "command.goto")
     given = wish.input if isinstance(wish.input, dict) and not wish.resumes else None
-    if given is not None and untold:
+    if given is not None and unseen:
         sent = given.get("messages", [])
-        given = {**given, "messages": [*untold, *(sent if isinstance(sent, list) else [sent])]}
+        given = {**given, "messages": [*unseen, *(sent if isinstance(sent, list) else [sent])]}
     modes: set[GraphMode] = {mode for mode in _GRAPH_MODES if mode in wish.modes}
     return GraphInput(
         input=given,

@@ -25,7 +25,7 @@ from backend_kit.wire import dumps, loads
 
 MESSAGES: Final = b"messages"
 TOOLS: Final = b"tools"
-Told = tuple[bytes, bytes]
+MethodEvent = tuple[bytes, bytes]
 """The method of an event, and its data as JSON."""
 _AGAIN: Final = b'{"event":"message-finish","metadata":{"finish_reason":"restarted"}}'
 _DELTA: Final = b'{"event":"content-block-delta","index":%d,"delta":{"type":"text-delta","text":%b}}'
@@ -57,7 +57,7 @@ class BlockTranslator:
         self._names: dict[str, str] = {}
         self._spoken: SpokenBy | None = None
 
-    def more(self, delta: TextDelta) -> Told | None:
+    def more(self, delta: TextDelta) -> MethodEvent | None:
         """What is sent for one more piece of the text that is open, as most events are; None for any other event."""
         open_ = self._open
         if open_ is None or not open_.streams or open_.rank != delta.rank:
@@ -65,7 +65,7 @@ class BlockTranslator:
         open_.texts.append(delta.text)
         return MESSAGES, _DELTA % (open_.blocks, dumps(delta.text))
 
-    def take(self, payload: Payload) -> Iterator[Told]:
+    def take(self, payload: Payload) -> Iterator[MethodEvent]:
         """What is sent for an event."""
         if isinstance(payload, TextDelta):
             yield from self._text(payload)
@@ -81,13 +81,13 @@ class BlockTranslator:
         elif isinstance(payload, SpokenBy):
             self._spoken = payload
 
-    def again(self) -> Iterator[Told]:
+    def again(self) -> Iterator[MethodEvent]:
         """The run begins again: what is open is dropped."""
         if self._open is not None:
             self._open = None
             yield MESSAGES, _AGAIN
 
-    def finish(self, said: Mapping[str, Any] | None = None) -> Iterator[Told]:
+    def finish(self, said: Mapping[str, Any] | None = None) -> Iterator[MethodEvent]:
         """Complete the message that is open; `said` is the answer that it is."""
         open_, self._open = self._open, None
         if open_ is None:
@@ -104,7 +104,7 @@ class BlockTranslator:
         told["metadata"] = {key: value for key, value in about.items() if value}
         yield MESSAGES, dumps(told)
 
-    def _text(self, delta: TextDelta) -> Iterator[Told]:
+    def _text(self, delta: TextDelta) -> Iterator[MethodEvent]:
         open_ = self._open
         if open_ is None or open_.rank != delta.rank:
             spoken = self._spoken if self._spoken is not None and self._spoken.rank == delta.rank else None
@@ -118,7 +118,7 @@ class BlockTranslator:
         open_.texts.append(delta.text)
         yield MESSAGES, _DELTA % (open_.blocks, dumps(delta.text))
 
-    def _whole(self, message: ChatMessage) -> Iterator[Told]:
+    def _whole(self, message: ChatMessage) -> Iterator[MethodEvent]:
         said = loads(message.json)
         channel = said["channel"]
         if channel == "tool_call":
@@ -129,7 +129,7 @@ class BlockTranslator:
         elif (said["role"], channel) == ("assistant", "thought"):
             yield from self._before_calls(said)
 
-    def _before_calls(self, said: Mapping[str, Any]) -> Iterator[Told]:
+    def _before_calls(self, said: Mapping[str, Any]) -> Iterator[MethodEvent]:
         """What a model reasoned, or said before it called tools, whether the run is replayed from history or
         streamed."""
         text = text_in(said["parts"])
@@ -141,7 +141,7 @@ class BlockTranslator:
             yield from self._begin(said["rank"], named(said))
             yield from self._whole_text(text)
 
-    def _calls(self, said: Mapping[str, Any]) -> Iterator[Told]:
+    def _calls(self, said: Mapping[str, Any]) -> Iterator[MethodEvent]:
         if self._open is None:
             yield from self._begin(said["rank"], named(said))
         open_ = self._open
@@ -159,7 +159,7 @@ class BlockTranslator:
             begun = {"tool_call_id": part["call_id"], "tool_name": part["name"], "input": part["args"]}
             yield TOOLS, dumps({"event": "tool-started", **begun})
 
-    def _results(self, said: Mapping[str, Any]) -> Iterator[Told]:
+    def _results(self, said: Mapping[str, Any]) -> Iterator[MethodEvent]:
         for number, part in enumerate(part for part in said["parts"] if part.get("type") == "tool_result"):
             about = {"tool_call_id": part["call_id"]}
             if part.get("ok") is False:
@@ -169,7 +169,7 @@ class BlockTranslator:
             result = tool_result(part, own, self._names.get(part["call_id"]))
             yield TOOLS, dumps({"event": "tool-finished", **about, "output": result})
 
-    def _last(self, messages: Sequence[ChatMessage]) -> Iterator[Told]:
+    def _last(self, messages: Sequence[ChatMessage]) -> Iterator[MethodEvent]:
         """The answer, as far as there is one."""
         if not messages or (messages[-1].role, messages[-1].channel) != ("assistant", "final"):
             yield from self.finish()
@@ -185,7 +185,7 @@ class BlockTranslator:
             yield from self._calls(said)
         yield from self.finish(said)
 
-    def _begin(self, rank: int, id_: str, node: str = AGENT) -> Iterator[Told]:
+    def _begin(self, rank: int, id_: str, node: str = AGENT) -> Iterator[MethodEvent]:
         yield from self.finish()
         self._open = open_ = _Open(rank)
         about = {"langgraph_node": node}
@@ -194,7 +194,7 @@ class BlockTranslator:
             yield from self._reasoning(open_, self._thought)
         self._thought, self._thinks = "", False
 
-    def _reasoning(self, open_: _Open, text: str) -> Iterator[Told]:
+    def _reasoning(self, open_: _Open, text: str) -> Iterator[MethodEvent]:
         block = {"type": "reasoning", "reasoning": text}
         yield MESSAGES, _block("content-block-start", open_.blocks, {"type": "reasoning", "reasoning": ""})
         delta = {"type": "reasoning-delta", "reasoning": text}
@@ -202,13 +202,13 @@ class BlockTranslator:
         yield MESSAGES, _block("content-block-finish", open_.blocks, block)
         open_.blocks += 1
 
-    def _whole_text(self, text: str) -> Iterator[Told]:
+    def _whole_text(self, text: str) -> Iterator[MethodEvent]:
         """A text that was not streamed."""
         assert self._open is not None
         if text:
             yield from self._text(TextDelta(self._open.rank, "final", text))
 
-    def _end_text(self, open_: _Open, said: Mapping[str, Any] | None) -> Iterator[Told]:
+    def _end_text(self, open_: _Open, said: Mapping[str, Any] | None) -> Iterator[MethodEvent]:
         if not open_.streams:
             return
         block: dict[str, Any] = {"type": "text", "text": open_.take_text()}

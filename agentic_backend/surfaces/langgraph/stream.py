@@ -16,7 +16,7 @@ from agentic_backend.chat.sse import HEARTBEAT
 from agentic_backend.errors import BadRequest
 from agentic_backend.events import ChatMessage, Part
 from agentic_backend.session.stream import (
-    NOT_TOLD,
+    NO_STATE,
     Awaiting,
     Cancelled,
     CustomPart,
@@ -348,8 +348,8 @@ class RunTranslator:
         # What the run asks a person is sent at its end, in every mode.
         asks = b'"__interrupt__"' in said.json and "__interrupt__" in (loads(said.json) or {})
         if said.mode == "values" and not said.namespace and not asks:
-            self._graph_values = None if said.json == NOT_TOLD else said.json
-        if said.json == NOT_TOLD:
+            self._graph_values = None if said.json == NO_STATE else said.json
+        if said.json == NO_STATE:
             asks = True
         mode = said.mode if not asks and (self._view.subgraphs or not said.namespace) else _NEVER
         return _RunEvent(mode, self._named(said.mode, said.namespace), said.json + b"\n\n")

@@ -9,13 +9,13 @@
  */
 
 /** @type {{limits: Limits, currency: string|null}} */
-export const told = { limits: {}, currency: null };
+export const serviceFacts = { limits: {}, currency: null };
 
 /**
  * Keeps what `GET /config/frontend_settings` said.
  * @param {{limits?: Limits, currency?: string|null}} settings
  */
 export function learn({ limits = {}, currency = null }) {
-  told.limits = limits;
-  told.currency = currency;
+  serviceFacts.limits = limits;
+  serviceFacts.currency = currency;
 }
