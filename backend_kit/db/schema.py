@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _TABLE: Final = "alembic_version"
 
 # alembic's `op` refers to the process' latest migration: so only one runs at a time, also among several apps.
 _ALEMBIC = threading.Lock()
+_ALEMBIC_MODULES: Final = ("alembic.migration", "alembic.operations", "alembic.script")
+"""7 MB, which only a schema that is behind takes."""
 
 
 class SchemaTooNew(Exception):
@@ -77,6 +80,8 @@ def migrate_schema(settings: Postgres, migrations: Migrations, connect_args: Map
         if at is not None and at > head:
             # Before any statement that changes something: the role may be one that only uses the tables.
             return _newer(connection, at, head, migrations)
+        for module in _ALEMBIC_MODULES:  # before the lock, for which others wait
+            import_module(module)
         connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
         # Released with the transaction, even if this process dies.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": migrations.lock_key})
@@ -95,7 +100,6 @@ def _upgrade(connection: Connection, directory: Path, head: str, table_schema: s
 
     Returns the revision from which on programs work with that schema. Raises `_UnknownRevision`.
     """
-    # 7 MB, which only a schema that is behind takes.
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
     from alembic.script import ScriptDirectory

@@ -256,7 +256,7 @@ class HostedAgent:
         if ref is None or self._saver is None or (before and last is None):
             return []
         async with self._states_of(session_id, user_id) as states:
-            return await states.list(ref, last, limit, metadata or {}, exchanges, most_bytes)
+            return await states.find_all(ref, last, limit, metadata or {}, exchanges, most_bytes)
 
     @asynccontextmanager
     async def _states_of(self, session_id: str, user_id: str) -> AsyncIterator[SessionStates]:

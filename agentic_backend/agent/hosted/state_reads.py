@@ -31,7 +31,7 @@ class SessionStates:
         found = await self._snapshot(ref, subgraphs=subgraphs)
         return None if found.metadata is None else self._names.snapshot(found)
 
-    async def list(
+    async def find_all(
         self,
         ref: StateRef,
         before: StateRef | None,
