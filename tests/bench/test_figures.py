@@ -117,6 +117,9 @@ def test_what_a_stack_is_known_by_is_there() -> None:
         found = [module for package in ROOMS for module in (ROOT / package).rglob(path.rpartition("/")[2])]
         texts = [module.read_text() for module in found if module.as_posix().endswith(f"/{path}")]
         assert any(f"def {function}" in text for text in texts), part
+    folders = [part for _, parts in DOES for part in parts if part.startswith(tuple(f"{room}/" for room in ROOMS))]
+    assert folders
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
 def test_a_stack_of_the_loop_is_what_the_loop_called() -> None:
