@@ -29,9 +29,8 @@ const t = catalogue({
 /** What the person asks, and answers to an agent. */
 export class Asking {
   #app;
-  creating = false;
   /** Whether a question waits for its session, or for its files. */
-  #sending = false;
+  waiting = false;
   /** @type {Promise<string|null>|null} the session that is being made */
   #made = null;
 
@@ -44,33 +43,41 @@ export class Asking {
   async send(text) {
     if (!(await this.#app.entered)) return;
     if (this.#app.agents.chosenAgentId === null) await this.#app.agents.agentsLoaded; // an early question waits for the agents
-    if (this.#sending || this.#app.state.current?.running !== undefined) return;
+    if (this.waiting || this.#app.state.current?.running !== undefined) return;
     const agentId = this.#app.agents.chosenAgentId;
     if (agentId === null) {
       this.#app.view.notify({ title: t("nobody"), message: "" }, () => this.#app.agents.loadAgents());
       return;
     }
-    this.#sending = true;
-    const id = await this.session(agentId);
-    const there = id !== null && (await this.#filesHaveCome(id));
-    this.#sending = false;
-    if (id === null || !there) return;
+    const id = await this.#sessionToAsk(agentId);
+    if (id === null) return;
     this.#app.view.clearNotice();
     this.#app.view.draft = "";
     this.#ask(this.#app.state.conversationOf(id), text, agentId);
   }
 
   /**
-   * What is asked about files is asked once they can be searched: whether the session is still on the screen then.
-   * @param {string} id
+   * The session on the screen, or a new one, once its files can be searched; null where there is none, or another one is
+   * on the screen then.
+   * @param {string} agentId
+   * @returns {Promise<string|null>}
    */
-  async #filesHaveCome(id) {
-    this.creating = true;
+  async #sessionToAsk(agentId) {
+    this.#wait(true);
+    try {
+      const id = await this.session(agentId);
+      if (id === null) return null;
+      await this.#app.uploads.settled(id);
+      return this.#app.state.currentId === id ? id : null;
+    } finally {
+      this.#wait(false);
+    }
+  }
+
+  /** @param {boolean} waiting */
+  #wait(waiting) {
+    this.waiting = waiting;
     this.#app.navigation.showBusy();
-    await this.#app.uploads.settled(id);
-    this.creating = false;
-    this.#app.navigation.showBusy();
-    return this.#app.state.currentId === id;
   }
 
   /**
@@ -93,8 +100,6 @@ export class Asking {
    * @returns {Promise<string|null>}
    */
   async #createSession(agentId) {
-    this.creating = true;
-    this.#app.navigation.showBusy();
     try {
       const session = await this.#app.api.createSession(agentId);
       this.#app.state.sessions.set(session.id, session);
@@ -110,9 +115,6 @@ export class Asking {
       if (!(error instanceof ApiError)) throw error;
       this.#app.view.notify(errorText(error.failure));
       return null;
-    } finally {
-      this.creating = false;
-      this.#app.navigation.showBusy();
     }
   }
 

@@ -175,7 +175,8 @@ export class Navigation {
 
   showBusy() {
     const running = this.#app.state.current?.running;
-    this.#app.view.showBusy(running !== undefined || this.#app.asking.creating, running?.status === "stopping" || this.#app.asking.creating);
+    const { waiting } = this.#app.asking;
+    this.#app.view.showBusy(running !== undefined || waiting, running?.status === "stopping" || waiting);
   }
 }
 

@@ -1,11 +1,12 @@
 """A person gives Rico a file, asks about it, opens the cited passage, and takes the file away again."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from agentic_backend.app import Parts
 from knowledge_flow_backend.ingest.names import SUFFIXES
@@ -132,6 +133,13 @@ async def test_files_are_dropped_and_pasted_and_the_question_waits_for_them(
         start_on(database, mock_llm.base_url)() as knowledge,
         start_service(ai=settings(knowledge.port), parts=PATIENT) as service,
     ):
+        asked = asyncio.Event()
+
+        async def create_session(route: Route) -> None:
+            await asked.wait()
+            await route.continue_()
+
+        await page.route("**/chatbot/session", create_session)
         await open_page(page, service.port)
         hint = page.locator("#drop-hint")
         name = "<img src=x onerror=document.title=1>.md"
@@ -147,7 +155,9 @@ async def test_files_are_dropped_and_pasted_and_the_question_waits_for_them(
         assert await page.evaluate(DROP, ["#message", "paste", [[name, "Third."]]])
         assert not await page.evaluate(DROP, ["#message", "paste", []])
         await page.get_by_label("Your message").fill("How often is the filter rinsed?")
+        # The files belong to a conversation that is being created.
         await page.keyboard.press("Enter")
+        asked.set()
         await expect(page.locator(".answer .markdown")).to_contain_text("Rinse the filter once a week")
         rows = page.get_by_role("list", name="Attached files").get_by_role("listitem")
         await expect(rows).to_have_count(3)
