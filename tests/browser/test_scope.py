@@ -95,7 +95,8 @@ async def test_a_conversation_searches_where_its_chips_say(
         await expect(where).to_be_focused()
         chips = page.get_by_role("list", name="Where to search").get_by_role("listitem")
         await expect(chips).to_have_text(f"Library: {HOSTILE}")
-        assert await ask(page, question) == {"Ovens"}
+        async with page.expect_response("**/preferences"):
+            assert await ask(page, question) == {"Ovens"}
         await page.reload()
         await expect(chips).to_have_text(f"Library: {HOSTILE}")
         await page.get_by_role("button", name=f"Remove: Library: {HOSTILE}").click()

@@ -87,6 +87,7 @@ async def test_a_pinned_conversation_stands_above_the_others(page: Page, service
     await expect(titles).to_have_text(["Old", "Young", "Middle"])
     await expect(page.locator(".group-name")).to_have_text(["Pinned", "Today"])
     await expect(page.get_by_role("button", name="Options of Old")).to_be_focused()
+    await expect(page.locator("#announcer")).to_have_text("Pinned.")  # the service has it
     await page.reload()
     await expect(page.get_by_role("list", name="Pinned").locator(".session-title")).to_have_text(["Old"])
     await choose(page, "Old", "Unpin")

@@ -66,11 +66,6 @@ class Administrator:
         self._http = aiohttp.ClientSession()
 
     async def __aenter__(self) -> "Administrator":
-        form = {"grant_type": "password", "client_id": "admin-cli", "username": ADMIN, "password": ADMIN}
-        url = f"{self._keycloak.url}/realms/master/protocol/openid-connect/token"
-        async with self._http.post(url, data=form) as response:
-            token = (await response.json())["access_token"]
-        self._http.headers["Authorization"] = f"Bearer {token}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,8 +95,7 @@ class Administrator:
     async def sign_out(self, user: str) -> None:
         """End the user's sessions: their refresh tokens do not count any more."""
         (found,) = await self._get(f"/users?exact=true&username={user}")
-        async with self._http.post(self._url(f"/users/{found['id']}/logout")) as response:
-            assert response.status == 204, await response.text()
+        await self._ask("POST", f"/users/{found['id']}/logout", 204)
 
     async def rotate(self, name: str) -> None:
         """Sign with a new key from now on; the keys before it are still published."""
@@ -115,17 +109,27 @@ class Administrator:
             "parentId": realm["id"],
             "config": {"priority": [str(priority)], "keySize": ["2048"], "algorithm": ["RS256"]},
         }
-        async with self._http.post(self._url("/components"), json=component) as response:
-            assert response.status == 201, await response.text()
-
-    def _url(self, path: str) -> str:
-        return f"{self._keycloak.url}/admin/realms/{REALM}{path}"
+        await self._ask("POST", "/components", 201, component)
 
     async def _get(self, path: str) -> Any:
-        async with self._http.get(self._url(path)) as response:
-            assert response.status == 200, await response.text()
-            return await response.json()
+        return json.loads(await self._ask("GET", path, 200))
 
     async def _put(self, path: str, **body: Any) -> None:
-        async with self._http.put(self._url(path), json=body) as response:
-            assert response.status == 204, await response.text()
+        await self._ask("PUT", path, 204, body)
+
+    async def _ask(self, method: str, path: str, status: int, body: Any = None) -> str:
+        url = f"{self._keycloak.url}/admin/realms/{REALM}{path}"
+        headers = {"Authorization": f"Bearer {await self._token()}"}
+        async with self._http.request(method, url, json=body, headers=headers) as response:
+            text = await response.text()
+            assert response.status == status, text
+            return text
+
+    async def _token(self) -> str:
+        """A token for one request: it lasts a minute, which a test may outlast on a busy machine."""
+        form = {"grant_type": "password", "client_id": "admin-cli", "username": ADMIN, "password": ADMIN}
+        url = f"{self._keycloak.url}/realms/master/protocol/openid-connect/token"
+        async with self._http.post(url, data=form) as response:
+            assert response.status == 200, await response.text()
+            token: str = (await response.json())["access_token"]
+            return token
