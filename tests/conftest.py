@@ -27,7 +27,7 @@ from tests.support.programs import Choice
 from tests.support.replicas import replicated
 from tests.support.servers import forget_processes, mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
-from tests.support.workers import FileScheduling, by_length, worker_count
+from tests.support.workers import FileScheduling, by_length, misplaced, worker_count
 
 __all__ = [
     "database",
@@ -113,6 +113,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out: list[pytest.Item] = []
     for item in items:
         mark(item)
+        if isinstance(item, pytest.Function) and (why := misplaced(item.nodeid, item.fixturenames)) is not None:
+            raise pytest.UsageError(why)
         lacking = sorted(out_names & {marker.name for marker in item.iter_markers()})
         for name in lacking:
             counts = config.stash[DESELECTED]

@@ -239,7 +239,9 @@ async def sign_in(page: Page, user: str) -> None:
 
 @pytest.mark.java
 @pytest.mark.timeout(600)
-async def test_a_library_is_shared_and_taken_back(page, chromium, keycloak, database, mock_llm, start_service):
+async def test_a_library_is_shared_and_taken_back_with_keycloak(
+    page, chromium, keycloak, database, mock_llm, start_service
+):
     security = security_of(keycloak)
     knowledge = run_knowledge_flow(settings_on(database, mock_llm.base_url, security=security))
     async with knowledge as running, Administrator(keycloak) as admin:

@@ -123,7 +123,7 @@ async def test_weights_that_are_not_there_are_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.java
-async def test_a_real_node_says_its_version(opensearch: OpenSearchIndex) -> None:
+async def test_a_real_opensearch_node_says_its_version(opensearch: OpenSearchIndex) -> None:
     search = {"vector_store": {"type": "opensearch", "index": "doctor"}, "opensearch": opensearch.settings()}
     one = (await found(settings({**NOWHERE, "port": free_port()}, storage=search)))["opensearch"]
     assert one.state is Health.OK

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.workers import LONG_FIRST, SHARED, FileScheduling, by_length, scope_of, worker_count
+from tests.support.workers import LONG_FIRST, SHARED, FileScheduling, by_length, misplaced, scope_of, worker_count
 
 
 def test_two_workers_a_core_and_one_more_unless_memory_is_short() -> None:
@@ -18,6 +18,14 @@ def test_a_file_is_a_scope_and_so_are_the_tests_of_a_shared_server() -> None:
     assert scope_of("tests/a/test_b.py::test_c[d::e]") == "tests/a/test_b.py"
     assert scope_of("tests/a/test_b.py::test_c[opensearch-1]") == "opensearch"
     assert scope_of("tests/integration/test_keycloak.py::test_c") == "keycloak"
+
+
+def test_a_test_that_would_start_a_second_shared_server_is_named() -> None:
+    assert misplaced("tests/a/test_b.py::test_c", ["opensearch_node"]) == (
+        "tests/a/test_b.py::test_c uses the shared opensearch: its name must contain opensearch"
+    )
+    assert misplaced("tests/a/test_b.py::test_c_in_opensearch", ["tmp_path", "opensearch_node"]) is None
+    assert misplaced("tests/a/test_b.py::test_c", ["tmp_path"]) is None
 
 
 def test_long_files_come_first() -> None:

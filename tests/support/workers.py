@@ -1,5 +1,6 @@
 """How tests are handed to the workers of pytest-xdist."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from xdist.workermanage import WorkerController
 
 WORKER_BYTES = 1.2e9
 """What a worker and its servers may take."""
-SHARED = {"opensearch": ("opensearch",), "keycloak": ("test_keycloak", "test_login")}
+SHARED = {"opensearch": ("opensearch",), "keycloak": ("keycloak", "test_login")}
 """Servers of which there is one for all workers, and the words by which their tests are known: these go to one worker,
 since a JVM takes half a minute of CPU to start."""
+SHARED_FIXTURES = {"opensearch_node": "opensearch", "keycloak": "keycloak"}
+"""The servers of these fixtures."""
 LONG_FIRST = (
     "opensearch",
     "tests/turnwise/test_launcher.py",
@@ -90,6 +93,14 @@ def scope_of(nodeid: str) -> str:
         if any(word in nodeid for word in words):
             return server
     return nodeid.partition("::")[0]
+
+
+def misplaced(nodeid: str, fixtures: Iterable[str]) -> str | None:
+    """Why a test with these fixtures would start another one of a shared server; None: it would not."""
+    for server in (SHARED_FIXTURES[name] for name in fixtures if name in SHARED_FIXTURES):
+        if scope_of(nodeid) != server:
+            return f"{nodeid} uses the shared {server}: its name must contain {' or '.join(SHARED[server])}"
+    return None
 
 
 def by_length(nodeid: str) -> tuple[int, str]:
