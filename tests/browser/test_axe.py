@@ -523,6 +523,8 @@ async def test_nothing_is_wrong_with_dialogs_in_french(chromium, library, tmp_pa
         await look_at("Révoquer cette clé ?", "a key to be revoked")
         await page.get_by_role("button", name="Révoquer Une").click()
         await dialog.get_by_role("button", name="Révoquer").click()
+        # The list is drawn anew with the answer, and what stands below it moves away from a click.
+        await expect(page.get_by_text("La clé « Une » est révoquée.")).to_be_visible()
         await page.get_by_role("button", name="Tout supprimer").click()
         await look_at("Supprimer toutes vos données ?", "everything to be deleted")
 
