@@ -75,10 +75,10 @@ export class Navigation {
     else location.hash = hash;
   }
 
-  /** What was typed until now belongs to the conversation that the page was opened for. */
+  /** What was typed until now belongs to the conversation that the page was opened for; what was opened stays open. */
   openFirst() {
     const typed = this.#app.view.draft;
-    this.openFromAddress();
+    this.#openAddress();
     this.#app.view.draft = typed;
     this.freshDraft = "";
   }
@@ -90,6 +90,11 @@ export class Navigation {
   }
 
   openFromAddress() {
+    this.#app.view.closeDrawer();
+    this.#openAddress();
+  }
+
+  #openAddress() {
     const at = placeAt(location.hash);
     this.#showPlaces(at?.place);
     if (at !== null) {

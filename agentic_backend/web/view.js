@@ -262,7 +262,6 @@ export class View {
     // A screen reader is not to read a whole history aloud: only what is added while the log is not busy.
     this.#nodes.log.setAttribute("aria-busy", "true");
     this.#nodes.turns.replaceChildren(...turns.map((turn) => this.#viewOf(turn).node));
-    this.closeDrawer();
     this.#follow();
     requestAnimationFrame(() => this.#nodes.log.removeAttribute("aria-busy"));
   }
@@ -313,7 +312,6 @@ export class View {
     this.#nodes.exports.hidden = true;
     this.#nodes.main.classList.add("at-place");
     this.#nodes.place.hidden = false;
-    this.closeDrawer();
     this.#nodes.place.focus();
   }
 

@@ -67,6 +67,19 @@ class Peer:
         await self._websocket.close(code)
 
 
+def session_of(session_id: str, title: str, next_rank: int) -> dict[str, Any]:
+    """A SessionSchema, as REST and every event have it."""
+    return {
+        "id": session_id,
+        "user_id": "admin",
+        "agent_id": "Georges",
+        "title": title,
+        "updated_at": STAMP,
+        "next_rank": next_rank,
+        "preferences": {},
+    }
+
+
 class Told:
     """The server's side of one turn: numbers its events."""
 
@@ -102,8 +115,7 @@ class Told:
         await self.resumed(peer)
         self.seq = 0
         await self.begin()
-        session = {"id": self.head["session_id"], "title": "", "updated_at": STAMP, "next_rank": 2}
-        await self.say("cancelled", messages=list(messages), session=session)
+        await self.say("cancelled", messages=list(messages), session=session_of(self.head["session_id"], "", 2))
 
     def message(self, rank: int, role: str, text: str, **metadata: Any) -> dict[str, Any]:
         """A ChatMessage of this turn."""
@@ -135,12 +147,7 @@ class Told:
         """Send `final`."""
         messages = self.exchange(text, model="mock")
         rest = {"unattributed_ms": 1.5, "durable": "none", "warnings": [], **fields}
-        session = {
-            "id": self.head["session_id"],
-            "title": self.ask["message"][:60],
-            "updated_at": STAMP,
-            "next_rank": 2,
-        }
+        session = session_of(self.head["session_id"], self.ask["message"][:60], 2)
         await self.say("final", messages=messages, session=session, ledger=ledger or [], **rest)
 
 
@@ -168,14 +175,7 @@ class FakeServer:
 
     def add_session(self, session_id: str, title: str, messages: list[dict[str, Any]] | None = None) -> None:
         """A session as if it had been there."""
-        self.sessions[session_id] = {
-            "id": session_id,
-            "user_id": "admin",
-            "agent_id": "Georges",
-            "title": title,
-            "updated_at": STAMP,
-            "next_rank": len(messages or []),
-        }
+        self.sessions[session_id] = session_of(session_id, title, len(messages or []))
         self.stored[session_id] = messages or []
 
     def app(self) -> Starlette:

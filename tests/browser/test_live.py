@@ -66,6 +66,12 @@ async def test_it_shows_what_the_service_does_now(page: Page, service: RunningSe
     await expect(ledger).to_have_count(0)
 
 
+async def test_a_chart_has_its_name_before_its_figures(page: Page, service: RunningService) -> None:
+    await page.route("**/kpi/*", lambda _route: None)  # is never answered
+    await page.goto(f"http://127.0.0.1:{service.port}/#/live")
+    await expect(page.get_by_role("img", name="Turn", exact=True)).to_be_visible()
+
+
 @pytest.mark.parametrize(("period", "window_s"), [("15 minutes", 900), ("24 hours", 86_400)])
 async def test_longer_periods_are_asked_for(page: Page, service: RunningService, period: str, window_s: int) -> None:
     counted(service, "Rico")

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 from starlette.responses import JSONResponse
 
 from tests.browser.fake_server import FakeServer, Peer, Told
@@ -533,6 +533,27 @@ async def test_at_400_px_the_conversations_are_a_drawer_and_nothing_is_wider_tha
     await page.get_by_role("link", name="A conversation").click()
     await expect(page.locator("#sidebar")).to_be_hidden()
     await expect(page.get_by_role("heading", level=1)).to_contain_text("A conversation")
+
+
+@pytest.mark.parametrize("late", ["config/frontend_settings", "history"])
+async def test_conversations_that_are_opened_early_stay_open(page: Page, fake: FakeServer, late: str) -> None:
+    go = asyncio.Event()
+
+    async def answer(route: Route) -> None:
+        await go.wait()
+        await route.continue_()
+
+    await page.set_viewport_size({"width": 400, "height": 800})
+    fake.add_session("one", "A conversation")
+    await page.route(f"**/{late}*", answer)
+    await page.goto(f"{fake.url}#/c/one")
+    await page.get_by_role("button", name="Conversations").click()
+    await expect(page.locator("#sidebar")).to_be_visible()
+    go.set()
+    await fake.peer()
+    await expect(page.locator("#loading")).to_be_hidden()
+    await page.get_by_role("link", name="Settings").click()
+    await expect(page.locator("#sidebar")).to_be_hidden()
 
 
 async def test_the_list_is_reached_and_left_with_the_keyboard(page, fake):

@@ -58,7 +58,8 @@ export class Chart {
   constructor(title, write) {
     this.#title = title;
     this.#write = write;
-    this.#svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+    const named = { role: "img", "aria-label": title };
+    this.#svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", ...named });
     this.#details = el("details", { class: "values" }, el("summary", {}, t("values")), this.#values);
     this.#details.addEventListener("toggle", () => this.#fillTable());
     this.node = el(
