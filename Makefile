@@ -7,7 +7,7 @@ DEV := ./deploy/toolchain.sh dev
 PYTHON := $(DEV) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-langgraph bench-page bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
+.PHONY: help run keycloak opensearch test test-busy test-fast test-proxy test-late check wheel-test coverage mutants format lock bench bench-short bench-micro bench-turn bench-headline bench-ladder bench-matrix bench-acks bench-verdict bench-kpi bench-ingest bench-growth bench-memory bench-strangers bench-doors bench-langgraph bench-page bench-scale bench-tracing bench-truth doors-clients phoenix profile eval chaos chaos-full chaos-mixed fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ test-fast: ## run the tests that start no server nor any other program, in a min
 
 test-proxy: ## what clients see of the service, of three instances behind HAProxy; ARGS="--behind nginx tests/integration"
 	@$(PYTHON) -m pytest -n auto --behind haproxy $(or $(ARGS),tests/integration)
+
+test-late: ## the tests of the page, with each request that it makes to the service a second late
+	@$(PYTHON) -m pytest -n auto --late 1 $(or $(ARGS),tests/browser)
 
 check: ## format, lint, types, import contracts, the pages' JavaScript, the project's own checks, side by side
 	@$(PYTHON) -m tests.checks

@@ -58,6 +58,7 @@ LEFT_BEHIND = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What a run may set."""
     parser.addoption("--behind", choices=KINDS, help="Run what can be run so on three instances behind this balancer")
+    parser.addoption("--late", type=float, default=0.0, help="Seconds by which a page's requests come late")
     parser.addini("test_limit_s", "Seconds that set-up, call and teardown of a test may each take", default=LIMIT_S)
     parser.addini("hang_grace_s", "Seconds from a hung test's limit to the end of its process", default=GRACE_S)
 

@@ -4,14 +4,16 @@ All of it lives on one event loop a file, as the tests do (`pytest.mark.asyncio(
 its driver cannot be used from another one.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil
+import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Error, Page, Request, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, Error, Page, Request, Route, async_playwright, expect
 
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.support.patience import PATIENCE_S
@@ -40,13 +42,25 @@ class Chromium:
     has another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late_s: float = 0.0) -> None:
+        self._late_s = late_s
         self._ending = AsyncExitStack()
         self._browser: Browser | None = None
         self._drivers: set[psutil.Process] = set()
 
     async def new_context(self, **options: Any) -> BrowserContext:
         """A profile of its own."""
+        context = await self._new_context(**options)
+        if self._late_s > 0:
+            await context.route("**/agentic/v1/**", self._send_late)
+        return context
+
+    async def _send_late(self, route: Route) -> None:
+        await asyncio.sleep(self._late_s)
+        with contextlib.suppress(Error):  # the page that asked is gone
+            await route.continue_()
+
+    async def _new_context(self, **options: Any) -> BrowserContext:
         if self._browser is not None:
             try:
                 return await self._browser.new_context(**options)
@@ -72,9 +86,9 @@ class Chromium:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Chromium]:
+async def chromium(pytestconfig: pytest.Config) -> AsyncIterator[Chromium]:
     """One browser for the tests of a file."""
-    made = Chromium()
+    made = Chromium(pytestconfig.getoption("late"))
     yield made
     await made.close()
 

@@ -21,6 +21,7 @@ TARGETS = (
         "test-busy",
         "test-fast",
         "test-proxy",
+        "test-late",
         "check",
         "wheel-test",
         "coverage",
