@@ -17,7 +17,7 @@ from playwright.async_api import Browser, BrowserContext, Error, Page, Request, 
 
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.support.patience import PATIENCE_S
-from tests.support.service import RunningService, StartService, start_service
+from tests.support.service import BASE, RunningService, StartService, start_service
 
 __all__ = ["start_service"]
 
@@ -52,7 +52,7 @@ class Chromium:
         """A profile of its own."""
         context = await self._new_context(**options)
         if self._late_s > 0:
-            await context.route("**/agentic/v1/**", self._send_late)
+            await context.route(f"**{BASE}/**", self._send_late)
         return context
 
     async def _send_late(self, route: Route) -> None:

@@ -281,6 +281,7 @@ async def test_a_library_is_shared_and_taken_back_with_keycloak(
             # The dialog closes before the service has answered, and the announcer says what it said before.
             async with page.expect_response(lambda response: response.request.method == "PUT"):
                 await dialog.get_by_role("button", name="Save").click()
+            await expect(dialog).to_have_count(0)
             await theirs.get_by_role("link", name="All libraries").click()
             await expect(theirs.get_by_text("There is no library yet.")).to_be_visible()
             await bobs.close()

@@ -317,6 +317,7 @@ async def test_hostile_answers_load_nothing_run_nothing_and_stay_text(page, fake
     answer = page.locator(".markdown")
     await expect(page.locator(".turn-meta")).to_be_visible()
     await expect(answer).to_contain_text("&hasOwnProperty;")  # the last words may be drawn later
+    await expect(answer).to_contain_text("document.title='taken'")
     assert await page.title() != "taken"
     assert [url for url in requests if not url.startswith((fake.url + "agentic/v1/", fake.url + "web/"))] == []
     assert [url for url in requests if "by-image" in url] == []

@@ -537,9 +537,10 @@ async def test_at_400_px_the_conversations_are_a_drawer_and_nothing_is_wider_tha
 
 @pytest.mark.parametrize("late", ["config/frontend_settings", "history"])
 async def test_conversations_that_are_opened_early_stay_open(page: Page, fake: FakeServer, late: str) -> None:
-    go = asyncio.Event()
+    asked, go = asyncio.Event(), asyncio.Event()
 
     async def answer(route: Route) -> None:
+        asked.set()
         await go.wait()
         await route.continue_()
 
@@ -547,6 +548,7 @@ async def test_conversations_that_are_opened_early_stay_open(page: Page, fake: F
     fake.add_session("one", "A conversation")
     await page.route(f"**/{late}*", answer)
     await page.goto(f"{fake.url}#/c/one")
+    await asked.wait()
     await page.get_by_role("button", name="Conversations").click()
     await expect(page.locator("#sidebar")).to_be_visible()
     go.set()
