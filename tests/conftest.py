@@ -114,8 +114,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out: list[pytest.Item] = []
     for item in items:
         mark(item)
-        if isinstance(item, pytest.Function) and (why := misplaced(item.nodeid, item.fixturenames)) is not None:
-            raise pytest.UsageError(why)
         lacking = sorted(out_names & {marker.name for marker in item.iter_markers()})
         for name in lacking:
             counts = config.stash[DESELECTED]
@@ -138,8 +136,10 @@ def _programs_are_here(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Under the limit."""
+    """Under the limit, and where the servers are that it shares with others."""
     forget_processes()
+    if isinstance(item, pytest.Function) and (why := misplaced(item.nodeid, item.fixturenames)) is not None:
+        pytest.fail(why, pytrace=False)
     with _limited(item, "setup"):
         return (yield)
 
