@@ -27,7 +27,7 @@ from tests.support.programs import Choice
 from tests.support.replicas import replicated
 from tests.support.servers import forget_processes, mark, no_servers_here, watch_processes
 from tests.support.stalls import DETECTOR, StallDetector, no_stalled_loop, stall_detector
-from tests.support.workers import FileScheduling, by_length, misplaced, worker_count
+from tests.support.workers import FileScheduling, SharedServers, by_length, worker_count
 
 __all__ = [
     "database",
@@ -88,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     guard.start()
     watch_processes()
+    config.pluginmanager.register(SharedServers())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -136,10 +137,8 @@ def _programs_are_here(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Under the limit, and where the servers are that it shares with others."""
+    """Under the limit."""
     forget_processes()
-    if isinstance(item, pytest.Function) and (why := misplaced(item.nodeid, item.fixturenames)) is not None:
-        pytest.fail(why, pytrace=False)
     with _limited(item, "setup"):
         return (yield)
 

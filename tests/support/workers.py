@@ -103,6 +103,16 @@ def misplaced(nodeid: str, fixtures: Iterable[str]) -> str | None:
     return None
 
 
+class SharedServers:
+    """A plugin that fails a test which would start another one of a shared server, before it does."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Before its fixtures."""
+        if isinstance(item, pytest.Function) and (why := misplaced(item.nodeid, item.fixturenames)) is not None:
+            pytest.fail(why, pytrace=False)
+
+
 def by_length(nodeid: str) -> tuple[int, str]:
     """Sorts tests: the long scopes first, in their order, then the other files by name."""
     scope = scope_of(nodeid)
